@@ -1,0 +1,1 @@
+"""How machines are brought up and jobs submitted; nothing of the project imports from here."""
