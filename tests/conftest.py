@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from components.text import Text, TextConfig
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
@@ -41,6 +43,12 @@ def make_tokenizer(vocabulary: int = 400) -> Tokenizer:
 def tiny_tokenizer() -> Tokenizer:
     """A byte-level BPE tokenizer of 400 tokens or fewer (see `make_tokenizer`)."""
     return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_text(tiny_tokenizer: Tokenizer) -> Text:
+    """The `Text` of the tiny tokenizer, lower-casing, with bos and eos."""
+    return Text.from_tokenizer(tiny_tokenizer, TextConfig(), bos_id=1, eos_id=2, pad_id=0)
 
 
 @pytest.fixture(scope="session")
