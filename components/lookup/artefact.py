@@ -1,4 +1,4 @@
-"""The lookup artefact on disk: one `table.safetensors` with its tokenizer, refused when its parts do not belong together.
+"""The lookup artefact on disk: a table with its tokenizer, refused when its parts do not belong together.
 
     tabulate/
       table.safetensors   rows.<instruction> [V, H], scales.<instruction> [V] (int8 only), token_scores [V]
@@ -51,14 +51,15 @@ class Manifest(Section):
 
 
 def save_table(
-    folder: Path, rows: Mapping[str, np.ndarray], token_scores: np.ndarray, text: Text, *, instructions: Mapping[str, str],
-    storage: Storage, model_fingerprint: str, normalize: bool = True, default_instruction: str | None = None,
+    folder: Path, rows: Mapping[str, np.ndarray], token_scores: np.ndarray, text: Text, *,
+    instructions: Mapping[str, str], storage: Storage, model_fingerprint: str, normalize: bool = True,
+    default_instruction: str | None = None,
 ) -> Manifest:  # fmt: skip
     """Write the whole artefact into `folder`; gives back what lookup.json says.
 
-    rows: float32 [V, H] for each name in `instructions`; memory maps are read block by block. token_scores: float [V] ≥ 0,
-    the sparse weight of one occurrence of a token; ids that no query can contain are set to 0. normalize: whether query
-    vectors are unit vectors or plain means. default_instruction: the first one unless named.
+    rows: float32 [V, H] for each name in `instructions`; memory maps are read block by block.
+    token_scores: float [V] ≥ 0, the sparse weight of one occurrence of a token; ids that no query can contain get 0.
+    normalize: whether query vectors are unit vectors or plain means. default_instruction: the first one unless named.
     """
     if storage not in get_args(Storage):
         raise ValueError(f"save_table: storage is {storage!r}; wanted one of {', '.join(get_args(Storage))}")
@@ -71,8 +72,8 @@ def save_table(
     for name, table in rows.items():
         if table.shape != (size, hidden):
             raise ValueError(
-                f"save_table: rows[{name!r}] has shape {table.shape}; wanted ({size}, {hidden}): one row a token id of the "
-                "tokenizer. Cut padded rows off; a tokenizer larger than the model cannot be used (case T-046)."
+                f"save_table: rows[{name!r}] has shape {table.shape}; wanted ({size}, {hidden}): one row a token id of "
+                "the tokenizer. Cut padded rows off; a tokenizer larger than the model cannot be used (case T-046)."
             )
     scores = _check_scores(token_scores, text)
     tensors: dict[str, tuple[str, tuple[int, ...], Callable[[], Iterator[np.ndarray]]]] = {}
@@ -107,10 +108,13 @@ def load_table(folder: Path, verify: bool = True) -> tuple[Manifest, dict[str, n
     try:
         manifest = Manifest.model_validate(read_json(path))
     except ValidationError as error:
-        raise ValueError(f"{path}: not a lookup manifest of format {FORMAT_VERSION}: {error}. Run the tabulate stage again.") from error
+        raise ValueError(
+            f"{path}: not a lookup manifest of format {FORMAT_VERSION}: {error}. Run the tabulate stage again."
+        ) from error
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format_version is {manifest.format_version}; this version reads {FORMAT_VERSION}. Run the tabulate stage again."
+            f"{path}: format_version is {manifest.format_version}; this version reads {FORMAT_VERSION}. "
+            "Run the tabulate stage again."
         )
     _compare(folder / TOKENIZER_FILE, manifest.tokenizer_sha256)
     if verify:
@@ -130,7 +134,9 @@ def load_table(folder: Path, verify: bool = True) -> tuple[Manifest, dict[str, n
             wanted[f"scales.{name}"] = ("float32", (size,))
     found = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
     if found != wanted:
-        raise ValueError(f"{folder / TABLE_FILE}: holds {found}; {LOOKUP_FILE} says {wanted}. Run the tabulate stage again.")
+        raise ValueError(
+            f"{folder / TABLE_FILE}: holds {found}; {LOOKUP_FILE} says {wanted}. Run the tabulate stage again."
+        )
     return manifest, tensors, text
 
 
@@ -161,7 +167,9 @@ def _blocks(table: np.ndarray, name: str, storage: Storage) -> Iterator[np.ndarr
         elif storage == "float16":
             largest = float(np.abs(block).max(initial=0.0))
             if largest >= 65520:
-                raise ValueError(f"save_table: rows[{name!r}] reach {largest:g}, beyond float16; use storage int8 or float32")
+                raise ValueError(
+                    f"save_table: rows[{name!r}] reach {largest:g}, beyond float16; use storage int8 or float32"
+                )
             yield block.astype(np.float16)
         else:
             yield block
@@ -180,19 +188,21 @@ def _check_scores(token_scores: np.ndarray, text: Text) -> np.ndarray:
 
 def _compare(path: Path, wanted: str) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: not there, though {LOOKUP_FILE} is. Restore it or run the tabulate stage again.")
+        raise FileNotFoundError(
+            f"{path}: not there, though {LOOKUP_FILE} is. Restore it or run the tabulate stage again."
+        )
     found = sha256_file(path)
     if found != wanted:
         raise ValueError(
-            f"{path}: its checksum is {found[:12]}… but {LOOKUP_FILE} was written for {wanted[:12]}…: the file was changed or "
-            "is of another run. Restore it or run the tabulate stage again."
+            f"{path}: its checksum is {found[:12]}… but {LOOKUP_FILE} was written for {wanted[:12]}…: the file was "
+            "changed or is of another run. Restore it or run the tabulate stage again."
         )
 
 
 def _write_safetensors(
     handle: BinaryIO, tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], Iterator[np.ndarray]]]]
 ) -> None:
-    """Stream tensors, given as (dtype, shape, blocks), in the safetensors format, the widest dtype first (alignment)."""
+    """Stream tensors, given as (dtype, shape, blocks), in the safetensors format, the widest dtype first."""
     order = sorted(tensors, key=lambda name: (-np.dtype(_SAFETENSORS[tensors[name][0]]).itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "np"}}
     end = 0
@@ -209,7 +219,7 @@ def _write_safetensors(
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file as read-only arrays over one memory map (the `safetensors` package copies them)."""
+    """The tensors of a safetensors file as read-only arrays over one memory map (`safetensors` copies them)."""
     content = np.memmap(path, dtype=np.uint8, mode="r")
     try:
         length = int.from_bytes(content[:8].tobytes(), "little")
@@ -221,5 +231,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
                 raw = np.asarray(content[start:end])
                 tensors[name] = raw.view(_SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a whole safetensors file of F32, F16 and I8 tensors ({error}). Write it again.") from error
+        raise ValueError(
+            f"{path}: not a whole safetensors file of F32, F16 and I8 tensors ({error}). Write it again."
+        ) from error
     return tensors

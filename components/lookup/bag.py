@@ -3,9 +3,11 @@
 Sums are float32 whatever the storage; float16 and int8 rows are decoded as they are added, never copied as a table.
 """
 
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -15,23 +17,26 @@ from numba.extending import intrinsic
 from components.lookup.jit import kernel
 
 
-@intrinsic
-def _float_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
+def _bits_to_float(typing_context, bits):
     """The float32 whose IEEE bits are the uint32 `bits`."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
 
 
+_float_from_bits: Any = intrinsic(_bits_to_float)
 _HALF_EXPONENT = np.float32(2.0**112)
-"""float16 bits moved into float32's fields read as the value times 2**-112 (exponent biases 15 and 127); exact for finite ones."""
+"""float16 bits moved into float32's fields read as 2**-112 times the value (exponent biases 15 and 127), exactly."""
 
 
 @kernel
-def _finish(out, query, count, normalize):  # type: ignore[no-untyped-def]
-    """Turn the sum of rows in `out[query]` into the mean, or into the unit vector; a zero vector stays zero."""
+def _finish(out, query, count, normalize):
+    """Turn the sum of rows in `out[query]` into the mean, or into the unit vector; a zero vector stays zero.
+
+    Gives 1 back for a sum of no rows, else 0.
+    """
     factor = np.float32(1) / np.float32(max(count, 1))
     if normalize:
         squares = 0.0
@@ -40,28 +45,37 @@ def _finish(out, query, count, normalize):  # type: ignore[no-untyped-def]
         factor = np.float32(1.0 / np.sqrt(squares)) if squares > 0.0 else np.float32(0)
     for j in range(out.shape[1]):
         out[query, j] *= factor
+    return 1 if count == 0 else 0
 
 
 @kernel
-def bag_float32(rows, scales, ids, offsets, blank, normalize, out):  # type: ignore[no-untyped-def]
-    """Fill `out` [Q, H] float32 with the mean or unit sum of `rows` float32 [V, H or more]; zeros where `blank`."""
+def bag_float32(rows, scales, ids, offsets, blank, normalize, out):
+    """Fill `out` [Q, H] float32 with the mean or unit sum of `rows` float32 [V, H or more]; zeros where `blank`.
+
+    Gives back how many queries are blank or have no ids.
+    """
+    without = 0
     for query in range(len(blank)):
         out[query, :] = 0
         if blank[query]:
+            without += 1
             continue
         for i in range(offsets[query], offsets[query + 1]):
             token = ids[i]
             for j in range(out.shape[1]):
                 out[query, j] += rows[token, j]
-        _finish(out, query, offsets[query + 1] - offsets[query], normalize)
+        without += _finish(out, query, offsets[query + 1] - offsets[query], normalize)
+    return without
 
 
 @kernel
-def bag_float16(rows, scales, ids, offsets, blank, normalize, out):  # type: ignore[no-untyped-def]
+def bag_float16(rows, scales, ids, offsets, blank, normalize, out):
     """As `bag_float32`, for rows that are the bits of finite float16 numbers as uint16."""
+    without = 0
     for query in range(len(blank)):
         out[query, :] = 0
         if blank[query]:
+            without += 1
             continue
         for i in range(offsets[query], offsets[query + 1]):
             token = ids[i]
@@ -69,28 +83,32 @@ def bag_float16(rows, scales, ids, offsets, blank, normalize, out):  # type: ign
                 bits = np.uint32(rows[token, j])
                 moved = (bits & np.uint32(0x8000)) << np.uint32(16) | (bits & np.uint32(0x7FFF)) << np.uint32(13)
                 out[query, j] += _float_from_bits(np.uint32(moved)) * _HALF_EXPONENT
-        _finish(out, query, offsets[query + 1] - offsets[query], normalize)
+        without += _finish(out, query, offsets[query + 1] - offsets[query], normalize)
+    return without
 
 
 @kernel
-def bag_int8(rows, scales, ids, offsets, blank, normalize, out):  # type: ignore[no-untyped-def]
+def bag_int8(rows, scales, ids, offsets, blank, normalize, out):
     """As `bag_float32`, for int8 rows that are multiplied by their `scales` float32 [V]."""
+    without = 0
     for query in range(len(blank)):
         out[query, :] = 0
         if blank[query]:
+            without += 1
             continue
         for i in range(offsets[query], offsets[query + 1]):
             token = ids[i]
             for j in range(out.shape[1]):
                 out[query, j] += scales[token] * np.float32(rows[token, j])
-        _finish(out, query, offsets[query + 1] - offsets[query], normalize)
+        without += _finish(out, query, offsets[query + 1] - offsets[query], normalize)
+    return without
 
 
-BAGS: dict[str, Callable[..., None]] = {"float32": bag_float32, "float16": bag_float16, "int8": bag_int8}
+BAGS: dict[str, Callable[..., int]] = {"float32": bag_float32, "float16": bag_float16, "int8": bag_int8}
 
 
 @kernel
-def _sort(values, start, stop):  # type: ignore[no-untyped-def]
+def _sort(values, start, stop):
     """Sort `values[start:stop]` in place (Shell's sort: queries are short)."""
     for gap in (301, 132, 57, 23, 10, 4, 1):
         for i in range(start + gap, stop):
@@ -103,10 +121,10 @@ def _sort(values, start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def count_tokens(ids, offsets, blank, scores, indptr, indices, weights):  # type: ignore[no-untyped-def]
-    """Fill the CSR rows of counts times `scores` float32 [V], columns ascending; tokens that score 0 and blank queries have none.
+def count_tokens(ids, offsets, blank, scores, indptr, indices, weights):
+    """Fill the CSR rows of counts times `scores` float32 [V], columns ascending, without tokens that score 0.
 
-    indptr: int64 [Q + 1]. indices: int32, weights: float32, with room for every id.
+    Blank queries have none. indptr: int64 [Q + 1]. indices: int32, weights: float32, with room for every id.
     """
     at = 0
     indptr[0] = 0

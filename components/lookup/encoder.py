@@ -1,7 +1,7 @@
 """The query encoder that serves: text → unit dense vector and sparse vector by table lookup, without torch.
 
 LightRetriever's query side (spec 1.4, 1.6): dense = normalise(sum of the table rows of the query's tokens), sparse =
-occurrences of the tokens of `" " + query` × their scores. Everything a model knew was written into the table beforehand.
+occurrences of the tokens of `" " + query` × their scores. What the model knew was written into the table beforehand.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ INVISIBLE = "the query holds only white space or invisible characters"
 NO_TOKENS = "the tokenizer finds no token in the query"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class QueryBatch:
-    """Q encoded queries. Sparse row i has columns `indices[indptr[i] : indptr[i + 1]]`, ascending, and `weights` likewise."""
+    """Q encoded queries. Sparse row i has the columns `indices[indptr[i] : indptr[i + 1]]`, ascending."""
 
     dense: np.ndarray
     """float32 [Q, H], unit rows (or means where the table says so); zeros for a query with a reason in `empty`."""
@@ -48,7 +48,7 @@ class QueryBatch:
 
     @cached_property
     def sparse(self) -> csr_matrix:
-        """scipy [Q, V] float32 over the same arrays. Built when first asked for: it takes longer than encoding a query."""
+        """scipy [Q, V] float32 over the same arrays. Built when asked for: that takes longer than encoding a query."""
         return csr_matrix((self.weights, self.indices, self.indptr), shape=(len(self), self.vocabulary_size))
 
 
@@ -62,7 +62,9 @@ class QueryEncoder:
         if dimensions is not None and not 1 <= dimensions <= manifest.hidden_size:
             raise ValueError(f"QueryEncoder: dimensions is {dimensions}; the table has 1 to {manifest.hidden_size}")
         if normalize is not None and normalize != manifest.normalize:
-            logger.warning("QueryEncoder: normalize=%s overrides the table's own setting, %s", normalize, manifest.normalize)
+            logger.warning(
+                "QueryEncoder: normalize=%s overrides the table's own setting, %s", normalize, manifest.normalize
+            )
         self.manifest = manifest
         self.text = text
         self.dimensions = dimensions or manifest.hidden_size
@@ -80,8 +82,8 @@ class QueryEncoder:
     ) -> QueryEncoder:  # fmt: skip
         """The encoder of a tabulate folder, its kernels compiled.
 
-        dimensions: keep only the first ones (Matryoshka) before normalising. normalize: overrides the table's setting, and
-        that is logged. verify: compare the table's checksum. capacity: pre-tokens memoised. Errors: see `load_table`.
+        dimensions: keep only the first ones (Matryoshka) before normalising. normalize: overrides the table's setting,
+        which is logged. verify: compare the table's checksum. capacity: pre-tokens memoised. Errors: see `load_table`.
         """
         encoder = cls(*load_table(folder, verify), dimensions=dimensions, normalize=normalize, capacity=capacity)
         encoder.encode(["warm up"])
@@ -96,26 +98,28 @@ class QueryEncoder:
         indptr = np.empty(len(tokens.blank) + 1, np.int64)
         room = int(tokens.sparse_offsets[-1])
         indices, weights = np.empty(room, np.int32), np.empty(room, np.float32)
-        count_tokens(tokens.sparse_ids, tokens.sparse_offsets, tokens.blank, self.token_scores, indptr, indices, weights)
+        count_tokens(
+            tokens.sparse_ids, tokens.sparse_offsets, tokens.blank, self.token_scores, indptr, indices, weights
+        )
         count = int(indptr[-1])
-        return QueryBatch(
-            self._dense(tokens, instruction), indptr, indices[:count], weights[:count], _reasons(tokens, queries),
-            self.vocabulary_size,
-        )  # fmt: skip
+        dense, without = self._dense(tokens, instruction)
+        reasons: list[str | None] = _reasons(tokens, queries) if without else [None] * len(queries)
+        return QueryBatch(dense, indptr, indices[:count], weights[:count], reasons, self.vocabulary_size)
 
     def encode_dense(self, queries: Sequence[str], instruction: str | None = None) -> np.ndarray:
         """Only the dense vectors of `encode`, float32 [Q, H]."""
-        return self._dense(self.tokens(queries), instruction)
+        return self._dense(self.tokens(queries), instruction)[0]
 
-    def _dense(self, tokens: TokenBatch, instruction: str | None) -> np.ndarray:
+    def _dense(self, tokens: TokenBatch, instruction: str | None) -> tuple[np.ndarray, int]:
+        """(dense vectors, number of queries that are blank or without tokens)."""
         name = self.manifest.default_instruction if instruction is None else instruction
         try:
             rows, scales = self._tables[name]
         except KeyError:
             raise ValueError(f"instruction: found {name!r}, wanted one of {sorted(self._tables)}") from None
         dense = np.empty((len(tokens.blank), self.dimensions), np.float32)
-        self._bag(rows, scales, tokens.dense_ids, tokens.dense_offsets, tokens.blank, self.normalize, dense)
-        return dense
+        without = self._bag(rows, scales, tokens.dense_ids, tokens.dense_offsets, tokens.blank, self.normalize, dense)
+        return dense, without
 
 
 def _kernel_table(tensors: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -126,10 +130,7 @@ def _kernel_table(tensors: dict[str, np.ndarray], name: str) -> tuple[np.ndarray
 
 
 def _reasons(tokens: TokenBatch, queries: Sequence[str]) -> list[str | None]:
-    reasons: list[str | None] = [None] * len(tokens.blank)
-    tokenless = tokens.dense_offsets[1:] == tokens.dense_offsets[:-1]
-    tokenless |= tokens.blank
-    if tokenless.any():
-        for i in np.flatnonzero(tokenless).tolist():
-            reasons[i] = EMPTY if not queries[i] else INVISIBLE if tokens.blank[i] else NO_TOKENS
+    reasons: list[str | None] = [None] * len(queries)
+    for i in np.flatnonzero(tokens.blank | (np.diff(tokens.dense_offsets) == 0)).tolist():
+        reasons[i] = EMPTY if not queries[i] else INVISIBLE if tokens.blank[i] else NO_TOKENS
     return reasons

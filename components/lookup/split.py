@@ -1,11 +1,12 @@
 """Where a pre-token ends: the split patterns of GPT-2 and of Llama 3 / Qwen, compiled, over UTF-8 bytes.
 
-Both patterns ask only four things of a character: is it `\\s`, `\\p{L}`, `\\p{N}` or none of them. `CharacterClasses` asks
-the regular-expression engine inside `tokenizers` itself, so no difference between Unicode versions can creep in; what it
-has not been asked about yet is UNKNOWN and left to the tokenizer. Neither pattern looks behind, so the piece that begins
-at a byte depends on the text from there on only. `tokens.py` relies on that.
+Both patterns ask only four things of a character: is it `\\s`, `\\p{L}`, `\\p{N}` or none of them. `CharacterClasses`
+asks the regular-expression engine inside `tokenizers` itself, so no difference between Unicode versions can creep in;
+what it has not been asked about yet is UNKNOWN and left to the tokenizer. Neither pattern looks behind, so the piece
+that begins at a byte depends on the text from there on only, which `bpe.tokenise` relies on.
 """
 
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import unicodedata
@@ -17,13 +18,14 @@ from tokenizers import Regex, pre_tokenizers
 from components.lookup.jit import kernel
 
 END, SPACE, LETTER, NUMBER, OTHER, DIGIT, UNKNOWN = range(7)
-"""Classes of characters. DIGIT is only used by tokenizers that cut every digit off before they split (`Digits` in front)."""
+"""Classes of characters. DIGIT is for tokenizers that cut every digit off before they split (`Digits` in front)."""
 CLASS_BITS, INVISIBLE = 7, 8
 """An entry of the table is a class, plus INVISIBLE for a character that shows nothing (see `is_invisible`)."""
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
@@ -35,7 +37,7 @@ ALWAYS = (0x0000, 0x0100, 0x0200, 0x0300, 0x0400, 0x2000, 0x2100, 0x3000)
 
 
 def is_invisible(character: str) -> bool:
-    """Whether it is white space, a control character or one of zero width: text of these alone is no query (case T-052)."""
+    """Whether it is white space, a control or a zero-width character: text of these alone is no query (case T-052)."""
     return character.isspace() or unicodedata.category(character) in {"Cc", "Cf"}
 
 
@@ -76,7 +78,7 @@ class CharacterClasses:
 
 
 @kernel
-def look(text, at, classes):  # type: ignore[no-untyped-def]
+def look(text, at, classes):
     """(entry of the class table, bytes) of the character that begins at byte `at`."""
     lead = np.int64(text[at])
     if lead < 0x80:
@@ -92,7 +94,7 @@ def look(text, at, classes):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def peek(text, at, end, classes):  # type: ignore[no-untyped-def]
+def peek(text, at, end, classes):
     """(class, bytes) of the character that begins at byte `at`; (END, 0) at the end."""
     if at >= end:
         return END, 0
@@ -101,7 +103,7 @@ def peek(text, at, end, classes):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def shows_nothing(text, at, end, classes):  # type: ignore[no-untyped-def]
+def shows_nothing(text, at, end, classes):
     """Whether no visible character lies between the bytes `at` and `end`."""
     while at < end:
         entry, width = look(text, at, classes)
@@ -112,7 +114,7 @@ def shows_nothing(text, at, end, classes):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def run_end(text, at, end, classes, kind):  # type: ignore[no-untyped-def]
+def run_end(text, at, end, classes, kind):
     """Where the run of characters of class `kind` from `at` ends, or -1 if an UNKNOWN character stops it."""
     while True:
         found, width = peek(text, at, end, classes)
@@ -122,8 +124,8 @@ def run_end(text, at, end, classes, kind):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def contraction_end(text, at, end, any_case):  # type: ignore[no-untyped-def]
-    """Where `'s 't 'm 'd 're 've 'll` at the apostrophe `at` ends; `at` if there is none; -1 if the tokenizer must say."""
+def contraction_end(text, at, end, any_case):
+    """Where `'s 't 'm 'd 're 've 'll` at the apostrophe `at` ends; `at` if there is none; -1 to ask the tokenizer."""
     if at + 1 >= end:
         return at
     first = text[at + 1]
@@ -143,8 +145,8 @@ def contraction_end(text, at, end, any_case):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def space_end(text, at, end, classes, newline_rule):  # type: ignore[no-untyped-def]
-    """End of a piece of white space: `\\s*[\\r\\n]+` (Llama 3 only), else `\\s+(?!\\S)`, else `\\s+`; -1 as in `run_end`."""
+def space_end(text, at, end, classes, newline_rule):
+    """End of a piece of white space: `\\s*[\\r\\n]+` (Llama 3), else `\\s+(?!\\S)`, else `\\s+`; -1 as in `run_end`."""
     last, newline = at, -1
     stop = at
     while True:
@@ -159,13 +161,13 @@ def space_end(text, at, end, classes, newline_rule):  # type: ignore[no-untyped-
         return -1
     if newline_rule and newline >= 0:
         return newline
-    if kind == END or kind == DIGIT or last == at:  # a digit that is cut off beforehand is the end of its part
+    if kind in (END, DIGIT) or last == at:  # a digit that is cut off beforehand is the end of its part
         return stop
     return last
 
 
 @kernel
-def piece_end(text, at, end, classes, llama, number_run):  # type: ignore[no-untyped-def]
+def piece_end(text, at, end, classes, llama, number_run):
     """The byte where the pre-token that begins at `at` ends, or -1 if only the tokenizer can say.
 
     `llama` chooses LLAMA3_PATTERN, in which `number_run` is the longest `\\p{N}` piece, over GPT2_PATTERN.
@@ -203,6 +205,6 @@ def piece_end(text, at, end, classes, llama, number_run):  # type: ignore[no-unt
             return stop
     elif kind == OTHER:
         return run_end(text, after, end, classes, OTHER)
-    elif lead == 0x20 and (following == LETTER or following == NUMBER or following == OTHER):
+    elif lead == 0x20 and following in (LETTER, NUMBER, OTHER):
         return run_end(text, after, end, classes, following)
     return space_end(text, at, end, classes, llama)

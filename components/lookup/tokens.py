@@ -1,9 +1,9 @@
 """Query text to token ids without `tokenizers` in the way: equal ids, an order of magnitude faster.
 
-Tokenisation is the query encoder (in LightRetriever's timing it takes 0.82 of 0.86 s). `TokenMemo` reads the tokenizer's
-own description. If that is byte-level BPE behind a split pattern that `split.py` knows, queries are split, looked up and
-merged by the kernels of `bpe.py`; any query about which they are not certain, and every query of any other tokenizer,
-goes to `tokenizers`.
+Tokenisation is the query encoder (in LightRetriever's timing it takes 0.82 of 0.86 s). `TokenMemo` reads the
+tokenizer's own description. If that is byte-level BPE behind a split pattern that `split.py` knows, queries are split,
+looked up and merged by the kernels of `bpe.py`; any query about which they are not certain, and every query of any
+other tokenizer, goes to `tokenizers`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from components.lookup.bpe import Memo, make_memo, make_merges, make_scratch, make_whole_tokens, tokenise
+from components.lookup.bpe import make_merges, make_scratch, make_whole_tokens, tokenise
+from components.lookup.memo import Memo, make_memo
 from components.lookup.split import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN, CharacterClasses, is_invisible
 from components.text import Text
 
@@ -27,9 +28,9 @@ MEMOS_KEPT = 8
 """Memos kept for as many threads that encode at the same moment; each holds about 80 bytes a piece of its capacity."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenBatch:
-    """Token ids of Q queries, flat: query i has `ids[offsets[i] : offsets[i + 1]]`; what lies behind the last is undefined."""
+    """Token ids of Q queries, flat: query i has `ids[offsets[i] : offsets[i + 1]]`; later ones are undefined."""
 
     dense_ids: np.ndarray
     """int32: ids of the query alone (Text.queries)."""
@@ -59,8 +60,8 @@ def find_rules(state: dict[str, Any]) -> Rules | str:
     model = state["model"]
     if model["type"] != "BPE" or model.get("byte_fallback") or model.get("dropout"):
         return f"its model is {model['type']} and not plain byte-level BPE"
-    if model.get("unk_token") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        return "its BPE model uses an unknown token, a prefix or a suffix"
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return "its BPE model marks word parts with a prefix or a suffix"
     if state.get("added_tokens") or state.get("truncation") or state.get("padding"):
         return "it has added tokens, truncation or padding"
     normalizers = [step["type"] for step in _steps(state.get("normalizer"), "normalizers")]
@@ -74,9 +75,12 @@ def find_rules(state: dict[str, Any]) -> Rules | str:
 
 
 def _steps(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """The steps of a normaliser or pre-tokenizer in order; sequences may be nested."""
     if part is None:
         return []
-    return part[key] if part["type"] == "Sequence" else [part]
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for inner in part[key] for step in _steps(inner, key)]
 
 
 def _split_rule(steps: list[dict[str, Any]]) -> tuple[bool, int, bool] | None:
@@ -118,10 +122,11 @@ class TokenMemo:
         rules = find_rules(state)
         self._exact = isinstance(rules, Rules)
         if isinstance(rules, str):
-            logger.warning("queries are tokenised by `tokenizers`, about 5 times slower than with the memo, because %s", rules)
+            logger.warning(
+                "queries are tokenised by `tokenizers`, about 5 times slower than with the memo, because %s", rules
+            )
             return
         self._rules = rules
-        self._kernel_rules = (rules.llama, rules.number_run)
         self._classes = CharacterClasses(rules.isolate_digits)
         self._merges = make_merges(state["model"]["vocab"], state["model"]["merges"])
         self._whole_tokens = make_whole_tokens(state["model"]["vocab"] if rules.ignore_merges else {})
@@ -167,8 +172,8 @@ class TokenMemo:
         dense_offsets, sparse_offsets = np.empty(len(lengths) + 1, np.int64), np.empty(len(lengths) + 1, np.int64)
         blank = np.empty(len(lengths), np.bool_)
         left_out = tokenise(
-            text, lengths, self._limit, self._classes.table, self._kernel_rules, self._merges, self._whole_tokens, memo,
-            scratch, dense, dense_offsets, sparse, sparse_offsets, blank,
+            text, lengths, self._limit, self._classes.table, self._rules.llama, self._rules.number_run, *self._merges,
+            *self._whole_tokens, *memo, *scratch, dense, dense_offsets, sparse, sparse_offsets, blank,
         )  # fmt: skip
         if len(self._pool) < MEMOS_KEPT:
             self._pool.append((memo, scratch))
@@ -176,23 +181,21 @@ class TokenMemo:
         return self._fill(batch, queries, np.flatnonzero(lengths < 0)) if left_out else batch
 
     def _utf8(self, query: str) -> bytes:
-        return (query if query.isascii() or self._normalizer is None else self._normalizer.normalize_str(query)).encode()
+        if not query.isascii() and self._normalizer is not None:
+            query = self._normalizer.normalize_str(query)
+        return query.encode()
 
     def _fill(self, batch: TokenBatch, queries: Sequence[str], left_out: np.ndarray) -> TokenBatch:
         """`batch` with the ids of the queries `left_out`, taken from the tokenizer; their characters are learned."""
         asked = [queries[i] for i in left_out.tolist()]
         self._classes.learn(set().union(*map(self._utf8_characters, asked)))
         answers = self._by_tokenizer(asked)
-        ids = (batch.dense_ids, answers.dense_ids), (batch.sparse_ids, answers.sparse_ids)
-        offsets = (batch.dense_offsets, answers.dense_offsets), (batch.sparse_offsets, answers.sparse_offsets)
-        filled: list[np.ndarray] = []
-        for (known, added), (known_offsets, added_offsets) in zip(ids, offsets, strict=True):
-            lengths = np.diff(known_offsets)
-            lengths[left_out] = np.diff(added_offsets)
-            positions = known_offsets[left_out].repeat(lengths[left_out])
-            filled += [np.insert(known[: known_offsets[-1]], positions, added), np.cumsum([0, *lengths], dtype=np.int64)]
         batch.blank[left_out] = answers.blank
-        return TokenBatch(*filled, batch.blank)
+        return TokenBatch(
+            *_splice(batch.dense_ids, batch.dense_offsets, left_out, answers.dense_ids, answers.dense_offsets),
+            *_splice(batch.sparse_ids, batch.sparse_offsets, left_out, answers.sparse_ids, answers.sparse_offsets),
+            batch.blank,
+        )
 
     def _utf8_characters(self, query: str) -> set[str]:
         return set(self._utf8(query).decode())
@@ -210,6 +213,16 @@ def _flatten(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.fromiter(chain.from_iterable(rows), np.int32, int(offsets[-1])), offsets
 
 
+def _splice(
+    ids: np.ndarray, offsets: np.ndarray, empty: np.ndarray, added: np.ndarray, added_offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, offsets) in which the rows `empty` of the first have become the rows of the second, in order."""
+    lengths = np.diff(offsets)
+    lengths[empty] = np.diff(added_offsets)
+    filled = np.insert(ids[: offsets[-1]], offsets[empty].repeat(lengths[empty]), added)
+    return filled, np.concatenate([[0], np.cumsum(lengths)])
+
+
 def _checked(queries: Sequence[str]) -> Sequence[str]:
     for i, query in enumerate(queries):
         if not isinstance(query, str):
@@ -218,7 +231,7 @@ def _checked(queries: Sequence[str]) -> Sequence[str]:
             query.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"queries[{i}]: the character at {error.start} is half of a surrogate pair ({ascii(query[error.start])}), "
+                f"queries[{i}]: the character at {error.start} is half of a surrogate pair ({query[error.start]!a}), "
                 "which is no text; repair the source or send it through .encode('utf-8', 'replace')"
             ) from error
     return queries
