@@ -200,8 +200,7 @@ def _log_to_stdout() -> None:
 def app(arguments: dict[str, Any]) -> serve.Application:
     """The Ray Serve application; `arguments` are settings, given to `serve run` as key=value or in serve.yaml."""
     settings = settings_from(arguments).located()
-    deployment = serve.deployment(
-        serve.ingress()(SearchReplica),
+    deploy = serve.deployment(
         name="search",
         num_replicas=settings.replicas,
         ray_actor_options={"num_cpus": settings.cpus_per_replica},
@@ -214,4 +213,4 @@ def app(arguments: dict[str, Any]) -> serve.Application:
         max_constructor_retry_count=3,
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    return deployment.bind(settings)
+    return deploy(serve.ingress()(SearchReplica)).bind(settings)
