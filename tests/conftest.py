@@ -76,7 +76,7 @@ def ray_cluster() -> Iterator[None]:
     """One local Ray cluster of 2 CPUs for every test that needs Ray; shut down at the end whatever happens."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         yield
     finally:

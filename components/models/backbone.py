@@ -55,14 +55,27 @@ def _load_stock(folder: Path, dtype: Any, attention: str) -> PreTrainedModel:
         )
     with quiet_transformers():
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation=attention, trust_remote_code=False, local_files_only=True,
                 use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
         except RuntimeError as error:
             raise ValueError(f"{folder}: the weights do not fit config.json: {error}") from error
+    model, info = loaded
     check_loading(folder, info)
     return model
+
+
+def save_causal_lm(model: PreTrainedModel, folder: Path) -> None:
+    """Write config.json and safetensors so that `load_causal_lm` gives the same model back. LoRA must be merged before."""
+    if unwrapped(model) is not model:
+        raise TypeError(f"a {type(model).__name__} wraps the model: merge the adapter (merge_and_unload) and unwrap it first")
+    if getattr(model.config, PRUNING_KEY, None) is not None:
+        from components.pruning.export import save_pruned
+
+        save_pruned(model, folder)
+    else:
+        model.save_pretrained(folder)
 
 
 def check_loading(source: Path, info: dict[str, Any]) -> None:
@@ -139,7 +152,7 @@ def producible_mask(text: Text, device: torch.device | str = "cpu") -> Tensor:
 
 def check_vocabulary(model: nn.Module, text: Text, source: object = "model") -> None:
     """Raise a ValueError when the tokenizer has ids for which the model has no embedding row (T-046)."""
-    rows = unwrapped(model).get_input_embeddings().weight.shape[0]
+    rows = embedding_weight(model, text.vocabulary_size).shape[0]
     if text.vocabulary_size > rows:
         raise ValueError(
             f"{source}: the tokenizer's largest id is {text.vocabulary_size - 1} but the model has {rows} embedding rows. "

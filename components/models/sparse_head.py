@@ -157,7 +157,8 @@ class _MaxLinear(torch.autograd.Function):
 def _groups(counts: list[int], size: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
     """Runs of at most `size` rows: (first row, [(text, first row in the run, end row in the run), …]); long texts are split."""
     groups: list[tuple[int, list[tuple[int, int, int]]]] = []
-    row, start, segments = 0, 0, []
+    segments: list[tuple[int, int, int]] = []
+    row = start = 0
     for text, count in enumerate(counts):
         left = count
         while left:

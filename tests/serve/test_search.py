@@ -1,4 +1,4 @@
-"""The service without HTTP: equal to offline search, honest about what it cannot answer, and refusing what does not fit."""
+"""The service without HTTP: equal to offline search, and honest about what it cannot answer."""
 
 from __future__ import annotations
 

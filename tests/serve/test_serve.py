@@ -41,7 +41,7 @@ def test_the_whole_service_answers_over_ray_serve(address: str) -> None:
         answer = client.search(["lift of a wing", "", 5], k=2, explain=True)  # type: ignore[list-item]
         assert client.info()["index"]["documents"] == 8
     found, empty, wrong = answer["results"]
-    assert [hit["docid"] for hit in found["hits"]][0] == "d01"
+    assert found["hits"][0]["docid"] == "d01"
     assert (empty["note"], wrong["error"]["code"]) == ("the query is empty", "not_a_string")
 
     health = httpx.get(f"{address}/healthz", headers={"x-request-id": "mine"})

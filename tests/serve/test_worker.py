@@ -1,4 +1,4 @@
-"""Bounded work with deadlines: full is said at once, late work is given up, abandoned work is dropped (T-128, T-131)."""
+"""Bounded work with deadlines: full is said at once, abandoned work is dropped (T-128, T-131)."""
 
 from __future__ import annotations
 

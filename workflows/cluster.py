@@ -1,0 +1,45 @@
+"""Join the Ray cluster there is, or start one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import ray
+
+from components.config import ClusterConfig
+
+log = logging.getLogger("almanac")
+
+
+def connect(config: ClusterConfig) -> None:
+    """Join the cluster at `RAY_ADDRESS`, else one running on this machine, else start a local one. A second call does nothing.
+
+    Token authentication stays as Ray has it (on); a job submitted to a cluster carries its own token.
+    """
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    try:
+        ray.init(address="auto", logging_level=logging.WARNING)
+    except ConnectionError:
+        if os.environ.get("RAY_ADDRESS"):
+            raise
+        ray.init(address="local", num_cpus=config.local_cpus, include_dashboard=False, logging_level=logging.WARNING)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    resources = ray.cluster_resources()
+    log.info(
+        "ray       %d node(s), %g CPUs, %g GPUs, %.1f GiB memory", len(ray.nodes()), resources.get("CPU", 0),
+        resources.get("GPU", 0), resources.get("memory", 0) / 2**30,
+    )  # fmt: skip
+
+
+def require(cpus: float = 0, gpus: float = 0, what: str = "this stage") -> None:
+    """Raise RuntimeError in an instant when the cluster can never give what `what` asks for (case T-088)."""
+    have = ray.cluster_resources()
+    for name, need in (("CPU", cpus), ("GPU", gpus)):
+        if need > have.get(name, 0):
+            raise RuntimeError(
+                f"{what} needs {need:g} {name}s but the cluster has {have.get(name, 0):g}: lower its workers/actors or their "
+                f"share in the config, or join a larger cluster (RAY_ADDRESS)"
+            )
