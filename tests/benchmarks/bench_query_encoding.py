@@ -1,20 +1,21 @@
-"""Query encoding side by side, one process, one thread: this project, model2vec, sentence-transformers, `tokenizers`, the LM.
+"""Query encoding side by side, one process, one thread: ours, model2vec, sentence-transformers, `tokenizers`, the LM.
 
     python tests/benchmarks/bench_query_encoding.py                 # the demo's model, real queries of ../shared/data
     python tests/benchmarks/bench_query_encoding.py --model FOLDER --rounds 9 --no-lm
 
-Everybody gets the same table (the model's input embeddings), the same tokenizer and the same queries in the same batches,
-and gives back the same unit vectors, which is checked before anything is timed. Ours gives sparse vectors on top. Rounds are
-interleaved, so a noisy neighbour meets all alike; figures are medians in microseconds a query.
+Everybody gets the same table (the model's input embeddings), the same tokenizer and the same queries in the same
+batches, and gives back the same unit vectors, which is checked before anything is timed. Ours gives sparse vectors on
+top. Rounds are interleaved, so a noisy neighbour meets all alike; figures are medians in microseconds a query.
 """
 
 from __future__ import annotations
 
 import os
 
-for _variable in ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON"):
-    os.environ[f"{_variable}_NUM_THREADS"] = "1"
-os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["NUMBA_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import argparse
 import json
@@ -56,7 +57,7 @@ class Timing(NamedTuple):
 
 
 def read_queries(data: Path) -> tuple[list[str], str]:
-    """(at least 5,000 queries, where they come from): the collections under `data`, else the project's own Cranfield."""
+    """(at least 5,000 queries, where they are from): the collections under `data`, else the project's own Cranfield."""
     names = ("msmarco_sub2287", "nq_sub1997", "scifact")
     paths = [data / name / "queries.jsonl" for name in names]
     if all(path.is_file() for path in paths):
@@ -73,17 +74,19 @@ def read_queries(data: Path) -> tuple[list[str], str]:
 
 
 def _cranfield(tar: tarfile.TarFile, name: str, field: str) -> list[str]:
+    """The texts of one field (`.W` text, `.T` title) of a file in SMART's format."""
     member = tar.extractfile(name)
     assert member is not None
-    texts, current = [], ""
-    for line in [*member.read().decode("latin-1").splitlines(), ".I"]:
+    texts: list[list[str]] = []
+    inside = False
+    for line in member.read().decode("latin-1").splitlines():
         if line.startswith("."):
-            if current == field:
-                texts.append(" ".join(collected))
-            current, collected = line[:2], list[str]()
-        else:
-            collected.append(line.strip())
-    return [text for text in texts if text]
+            inside = line.startswith(field)
+            if inside:
+                texts.append([])
+        elif inside:
+            texts[-1].append(line.strip())
+    return [" ".join(lines) for lines in texts if lines]
 
 
 def contenders(encoders: dict[str, QueryEncoder], table: np.ndarray, text: Text) -> list[Contender]:
@@ -107,10 +110,13 @@ def contenders(encoders: dict[str, QueryEncoder], table: np.ndarray, text: Text)
             ours.encode, lambda query: ours.encode([query]), ours.tokens.clear,
         ),
         *(
-            Contender(f"ours: dense and sparse, {name} table", other.encode, lambda query, e=other: e.encode([query]))  # type: ignore[misc]
+            Contender(f"ours: dense and sparse, {name} table", other.encode, lambda query, e=other: e.encode([query]))
             for name, other in encoders.items() if name != "float32"
         ),
-        Contender("model2vec StaticModel", lambda queries: model2vec.encode(queries, use_multiprocessing=False), model2vec.encode),
+        Contender(
+            "model2vec StaticModel",
+            lambda queries: model2vec.encode(queries, use_multiprocessing=False), model2vec.encode,
+        ),
         Contender(
             "sentence-transformers StaticEmbedding",
             lambda queries: transformer.encode(queries, batch_size=BATCH, show_progress_bar=False),
@@ -126,7 +132,7 @@ def contenders(encoders: dict[str, QueryEncoder], table: np.ndarray, text: Text)
 
 
 def check(them: Sequence[Contender], encoder: QueryEncoder, queries: list[str], text: Text) -> str:
-    """What was compared; raises AssertionError if anybody's dense vectors, or our ids or counts, are not what they should be."""
+    """What was compared; an AssertionError if dense vectors differ or our sparse ones are not the token counts."""
     batch = encoder.encode(queries)
     largest = 0.0
     for contender in them:
@@ -166,7 +172,7 @@ def measure(them: Sequence[Contender], queries: list[str], singles: list[str], r
 
 
 def measure_model(model: torch.nn.Module, text: Text, queries: list[str], rounds: int) -> Timing:
-    """The LM itself as the query encoder: `[bos] instruction + query [eos]`, last hidden states, batches of 8 and of 1."""
+    """The LM itself as query encoder: `[bos] instruction + query [eos]`, last hidden states, batches of 8 and of 1."""
     backbone: Any = getattr(model, "base_model", model)
     ids = text.full_queries(queries, instruction_prompt("Given a web search query, retrieve relevant passages"))
 
@@ -235,7 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ours, theirs = timings["ours: dense and sparse"], timings["model2vec StaticModel"]
     characters = sum(map(len, queries)) / len(queries)
     print(
-        f"\n## Query encoding\n\n{origin}, {characters:.0f} characters on average; table {table.shape[0]:,} × {table.shape[1]}, "
+        f"\n## Query encoding\n\n{origin}, {characters:.0f} characters on average; "
+        f"table of {table.shape[0]:,} × {table.shape[1]},"
     )
     print(f"batches of {BATCH}, {options.rounds} interleaved rounds, medians. {checked}\n")
     print(table_of(timings, "ours: dense and sparse"))
@@ -245,9 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"- {kind}: {ratio:.1f} times as fast (bar: {bar:g}) {'met' if ratio >= bar else 'MISSED'}")
     if not options.no_lm:
         ratio = timings["the LM itself (batches of 8)"].batch / ours.batch
-        print(
-            f"- the LM as query encoder takes {ratio:,.0f} times as long in batch (LightRetriever reports 2,657 for 8 B on a GPU)"
-        )
+        print(f"- the LM as query encoder takes {ratio:,.0f} times as long in batch (LightRetriever: 2,657)")
 
 
 if __name__ == "__main__":
