@@ -53,12 +53,14 @@ def run_stages(stages: Sequence[Stage], config: Config) -> dict[str, dict[str, A
             return {stage.name: run_stage(stage, config, tracker) for stage in stages}
 
 
-def run_from_command_line(stages: Sequence[Stage], arguments: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Parse, run, and turn a refusal into a message and exit status 1."""
+def run_from_command_line(
+    stages: Sequence[Stage], arguments: Sequence[str] | None = None
+) -> tuple[Config, dict[str, dict[str, Any]]]:  # fmt: skip
+    """Parse and run; gives back the config and each stage's result. A refusal is a message and exit status 1."""
     set_up_logging()
     config = parse_arguments(f"Run {', '.join(stage.name for stage in stages)} of an Almanac pipeline.", arguments)
     try:
-        return run_stages(stages, config)
+        return config, run_stages(stages, config)
     except StageError as error:
         log.error("%s", error)
         raise SystemExit(1) from None

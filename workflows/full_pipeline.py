@@ -9,22 +9,21 @@ train.) Started again, it skips what is done and redoes exactly what a changed c
 
 from __future__ import annotations
 
-import logging
+import sys
 
-from components.evaluation.report import closing_table
+from components.evaluation.closing import closing_table
 from workflows import encode, evaluate, index, ingest, prune, tabulate, train
 from workflows.cli import run_from_command_line
-
-log = logging.getLogger("almanac")
+from workflows.tracking import tracking_uri
 
 STAGES = tuple(module.STAGE for module in (ingest, prune, train, tabulate, encode, index, evaluate))
 
 
 def main() -> None:
     """Run all stages and close with the table of results and where everything lies."""
-    results = run_from_command_line(STAGES)
-    for line in closing_table(results).splitlines():
-        log.info("%s", line)
+    config, results = run_from_command_line(STAGES)
+    tracking = tracking_uri(config) if config.tracking.enabled else None
+    sys.stderr.write(closing_table(results, config.root, tracking) + "\n")
 
 
 if __name__ == "__main__":

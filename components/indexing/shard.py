@@ -55,7 +55,7 @@ def write_shard(
     filled = np.flatnonzero(np.abs(dense.astype(np.float32)).sum(axis=1) > 0)
     factory = choose_factory(config.dense, len(filled))
     index = DenseIndex.build(dense[filled], filled, factory, config.training_vectors)
-    recall = index.recall(dense[filled])
+    recall = index.recall(dense[filled], filled)
     if recall < config.recall_floor:
         raise ValueError(
             f"{folder}: recall@10 of {factory} against exact search is {recall:.3f}, below index.recall_floor="
