@@ -1,8 +1,8 @@
-"""The parts of a decoder layer by name, and the layout (what is left of each layer) that a pruned model is rebuilt from."""
+"""The parts of a decoder layer by name, and the layout (what each layer has left) that a pruned one is rebuilt from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ FAMILIES = {
 
 
 class DroppedMLP(nn.Module):
-    """Stands where an MLP was: contributes a scalar zero to the residual stream, which stays bit for bit what it was."""
+    """Stands where an MLP was: contributes a scalar zero to the residual stream, which stays what it was."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[]: zero of the dtype and device of `hidden`."""
@@ -101,7 +101,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, state: dict[str, Any], layers: int, source: object) -> Layout:
-        """The layout in config.json's `almanac_pruning`; a ValueError names the entry that does not fit `layers` layers."""
+        """The layout in config.json's `almanac_pruning`; a ValueError names the entry that does not fit."""
         version = state.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(
@@ -111,12 +111,13 @@ class Layout:
         layout = cls(tuple(state["intermediate_sizes"]), tuple(sorted(state["dropped_attentions"])))
         if len(layout.widths) != layers:
             raise ValueError(
-                f"{source}: {PRUNING_KEY}.intermediate_sizes has {len(layout.widths)} entries but num_hidden_layers is {layers}"
+                f"{source}: {PRUNING_KEY}.intermediate_sizes has {len(layout.widths)} entries but num_hidden_layers "
+                f"is {layers}"
             )
         if list(layout.dropped_mlps) != sorted(state["dropped_mlps"]):
             raise ValueError(
-                f"{source}: {PRUNING_KEY}.dropped_mlps is {state['dropped_mlps']} but the zeros in intermediate_sizes are at "
-                f"{list(layout.dropped_mlps)}"
+                f"{source}: {PRUNING_KEY}.dropped_mlps is {state['dropped_mlps']} but the zeros in intermediate_sizes "
+                f"are at {list(layout.dropped_mlps)}"
             )
         if any(layer not in range(layers) for layer in layout.dropped_attentions):
             raise ValueError(
@@ -129,7 +130,9 @@ class Layout:
 def family_of(model: PreTrainedModel) -> Family:
     """The family of a plain transformers model; a ValueError names an architecture whose layers are not known here."""
     if hasattr(model, "peft_config") or hasattr(model, "get_base_model"):
-        raise TypeError(f"a {type(model).__name__} carries an adapter: merge it (merge_and_unload) before pruning (spec 4.3)")
+        raise TypeError(
+            f"a {type(model).__name__} carries an adapter: merge it (merge_and_unload) before pruning (spec 4.3)"
+        )
     return family(model.config.model_type)
 
 
@@ -139,14 +142,15 @@ def family(model_type: str) -> Family:
         return FAMILIES[model_type]
     except KeyError:
         raise ValueError(
-            f"model_type {model_type!r} cannot be pruned: known are {', '.join(FAMILIES)}. Set prune.enabled=false to go on "
-            f"with the full model."
+            f"model_type {model_type!r} cannot be pruned: known are {', '.join(FAMILIES)}. Set prune.enabled=false to "
+            f"go on with the full model."
         ) from None
 
 
-def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+def layers_of(model: PreTrainedModel) -> Sequence[Any]:
     """The decoder layers, in order."""
-    return model.base_model.layers  # type: ignore[return-value]
+    decoder: Any = model.base_model
+    return decoder.layers
 
 
 def layout_of(model: PreTrainedModel) -> Layout:
@@ -158,7 +162,7 @@ def layout_of(model: PreTrainedModel) -> Layout:
 
 
 def apply_layout(model: PreTrainedModel, layout: Layout) -> None:
-    """Cut a full model, in place, down to the shapes of `layout`; the remaining weights of narrowed MLPs are left unset."""
+    """Cut a full model, in place, down to the shapes of `layout`; the weights of narrowed MLPs are left unset."""
     for index, (layer, width) in enumerate(zip(layers_of(model), layout.widths, strict=True)):
         if width == 0:
             remove_mlp(model, index)
@@ -209,7 +213,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def mlp_parameters(hidden: int, width: int, *, norms: int = 1, bias: bool = False) -> int:
-    """Parameters that dropping an MLP of `width` neurons with its norms saves: 3 H W + norms H (+ 2 W + H of biases)."""
+    """Parameters that dropping an MLP of `width` neurons and its norms saves: 3 H W + norms H (+ biases 2 W + H)."""
     return 3 * hidden * width + norms * hidden + (2 * width + hidden if bias else 0)
 
 

@@ -1,8 +1,7 @@
-"""Calibration text: a seeded sample of any stream of texts, packed into full rows without padding, and its hash (T-118)."""
+"""Calibration text: a seeded sample of any stream of texts, packed into rows without padding, and its hash (T-118)."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator
@@ -27,10 +26,11 @@ class Calibration:
 
 
 def pack(texts: Iterable[str], text: Text, *, samples: int, tokens: int, seed: int) -> Calibration:
-    """Up to `samples` rows of `tokens` ids from a random sample of `texts`, each as `[bos] ids [eos]`, one after another.
+    """Up to `samples` rows of `tokens` ids from a random sample of `texts`, one after another as `[bos] ids [eos]`.
 
-    The sample is drawn by a keyed hash of the text itself: one pass, bounded memory, the same whatever order the texts come
-    in. Texts that occur twice count once. A stream too short for all rows gives fewer; too short for one is a ValueError.
+    The sample is drawn by a keyed hash of the text itself: one pass, bounded memory, the same whatever order the texts
+    come in. Texts that occur twice count once. A stream too short for all rows gives fewer rows; one too short for a
+    single row is a ValueError.
     """
     chosen = sample_texts(texts, characters=samples * tokens * CHARACTERS_PER_TOKEN, seed=seed)
     bos = [text.bos_id] if text.config.bos and text.bos_id is not None else []
@@ -45,8 +45,8 @@ def pack(texts: Iterable[str], text: Text, *, samples: int, tokens: int, seed: i
     rows = min(samples, len(stream) // tokens)
     if not rows:
         raise ValueError(
-            f"the calibration text has {len(stream)} tokens ({len(chosen)} texts), too few for one row of {tokens}: lower "
-            f"prune.calibration.tokens or give a longer prune.calibration.source"
+            f"the calibration text has {len(stream)} tokens ({len(chosen)} texts), too few for one row of {tokens}: "
+            f"lower prune.calibration.tokens or give a longer prune.calibration.source"
         )
     ids_ST = np.asarray(stream[: rows * tokens], dtype="<i4").reshape(rows, tokens)
     digest = hashlib.sha256(f"{rows}x{tokens}:".encode() + ids_ST.tobytes()).hexdigest()
@@ -78,19 +78,19 @@ def sample_texts(texts: Iterable[str], *, characters: int, seed: int) -> list[st
 
 
 def read_texts(source: Path) -> Iterator[str]:
-    """The texts of a .txt(.gz) file (a text a line) or of the `text` column of a .parquet file or folder, streamed."""
+    """The texts of a .txt file (a text a line) or of the `text` column of a .parquet file or folder, streamed."""
     import pyarrow.parquet as pq
 
     source = Path(source)
-    if source.name.endswith((".txt", ".txt.gz")) and source.is_file():
-        opened = gzip.open(source, "rt", encoding="utf-8") if source.suffix == ".gz" else source.open(encoding="utf-8")
-        with opened as lines:
+    if source.suffix == ".txt" and source.is_file():
+        with source.open(encoding="utf-8") as lines:
             yield from (line.strip() for line in lines)
         return
     files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
     if not files or not all(path.is_file() and path.suffix == ".parquet" for path in files):
         raise FileNotFoundError(
-            f"prune.calibration.source {str(source)!r}: wanted `corpus`, a .txt or .parquet file, or a folder of .parquet files"
+            f"prune.calibration.source {str(source)!r}: no such .txt or .parquet file, or folder of .parquet "
+            f"files; `corpus` stands for the run's own documents"
         )
     for path in files:
         with pq.ParquetFile(path) as file:

@@ -13,13 +13,13 @@ class CalibrationConfig(Section):
     """The text on which importance is measured. EffiR takes 256 samples of 2048 tokens; the defaults suit two CPUs."""
 
     source: str = "corpus"
-    """`corpus` (the run's own documents), or a .parquet file or folder with a `text` column, or a .txt file (a text a line)."""
-    samples: int = Field(16, ge=1)
+    """`corpus` (the run's documents), a .parquet file or folder with a `text` column, or a .txt file (a text a line)."""
+    samples: int = Field(default=16, ge=1)
     """Packed rows."""
-    tokens: int = Field(128, ge=2)
+    tokens: int = Field(default=128, ge=2)
     """Tokens of a packed row; rows are always full, so nothing is padded."""
     seed: int = 42
-    batch_size: int = Field(4, ge=1)
+    batch_size: int = Field(default=4, ge=1)
     """Rows a forward pass. It changes speed and memory, not the scores."""
     skip_first_token: bool = False
     """Leave the first token of each row out of the means: its massive activation is an outlier (spec trap 35)."""
@@ -30,27 +30,27 @@ class PruneConfig(Section):
 
     enabled: bool = True
     """False copies the model as it is, whatever the other keys say."""
-    drop_mlps: int = Field(0, ge=0)
+    drop_mlps: int = Field(default=0, ge=0)
     """MLP sub-layers to drop, each with its norm. EffiR drops half of them."""
-    drop_attentions: int = Field(0, ge=0)
+    drop_attentions: int = Field(default=0, ge=0)
     """Attention sub-layers to drop; the paper's comparison, it hurts retrieval much more."""
-    drop_blocks: int = Field(0, ge=0)
+    drop_blocks: int = Field(default=0, ge=0)
     """Whole layers to drop, chosen before MLPs and attentions; the paper's comparison."""
     method: Literal["importance", "magnitude", "random", "last"] = "importance"
-    """How sub-layers are chosen: lowest 1 - cosine (EffiR), smallest mean |weight|, by chance, or the last ones first."""
+    """How sub-layers are chosen: lowest 1 - cosine (EffiR), smallest mean |weight|, by chance, or the last ones."""
     iterative: bool = False
     """Score again after every drop instead of once on the intact model (the paper's default is once)."""
-    width_fraction: float = Field(0.0, ge=0, lt=1)
+    width_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of the remaining MLP neurons to remove, ranked over all layers; EffiR removes 0.3."""
     width_method: Literal["wanda", "magnitude", "random"] = "wanda"
     """Neuron score where no trained gates are at hand: activation × weight norm (Wanda), weight norm, or chance."""
     width_scope: Literal["global", "layer"] = "global"
     """Rank neurons over all layers, or remove the same share of each: equal widths load with stock transformers."""
-    min_width: int = Field(8, ge=1)
+    min_width: int = Field(default=8, ge=1)
     """Neurons that every remaining MLP keeps at least (spec trap 41)."""
-    round_to: int = Field(1, ge=1)
+    round_to: int = Field(default=1, ge=1)
     """Widths are rounded up to a multiple of this (never above the original width)."""
-    speed_rounds: int = Field(2, ge=0)
+    speed_rounds: int = Field(default=2, ge=0)
     """Alternating timings of the full and the pruned model; 0 measures no speed."""
     calibration: CalibrationConfig = CalibrationConfig()
 
@@ -88,7 +88,9 @@ class PruneConfig(Section):
         for key, number in (("drop_mlps", self.drop_mlps), ("drop_attentions", self.drop_attentions)):
             if number > left:
                 after = f" after drop_blocks={self.drop_blocks}" if self.drop_blocks else ""
-                raise ValueError(f"prune.{key}={number} but the model has {left} of them{after}: lower it to at most {left}")
+                raise ValueError(
+                    f"prune.{key}={number} but the model has {left} of them{after}: lower it to at most {left}"
+                )
         if self.width_fraction and self.drop_mlps == left:
             raise ValueError(
                 f"prune.width_fraction={self.width_fraction} but drop_mlps={self.drop_mlps} leaves no MLP to narrow: "

@@ -1,9 +1,9 @@
 """Pruned models on disk: written so that they load again exactly, and never by accident as something else (T-113).
 
 What stock transformers can express (whole layers, one width) is written as a plain stock folder. Anything else gets
-`almanac_pruning` in config.json, from which the architecture is rebuilt before the weights are read, and two locks against
-a stock loader, which would fill the missing parts at random: a `model_type` it does not know (`almanac_llama`), and a
-weights file it does not look for (`model.almanac.safetensors`).
+`almanac_pruning` in config.json, from which the architecture is rebuilt before the weights are read, and two locks
+against a stock loader, which would fill the missing parts at random: a `model_type` it does not know (`almanac_llama`),
+and a weights file it does not look for (`model.almanac.safetensors`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def save_pruned(model: PreTrainedModel, folder: Path, result: Mapping[str, Any] 
 def load_pruned(folder: Path, dtype: str = "auto", attention: str = "sdpa") -> PreTrainedModel:
     """The causal LM that `save_pruned` wrote into `folder` with `almanac_pruning` in its config, in eval mode.
 
-    The layers are cut to their saved shapes on the meta device before any weight is read. Missing, unexpected or misshapen
-    weights, and a layout that does not fit, are a ValueError that names them.
+    The layers are cut to their saved shapes on the meta device before any weight is read. Missing, unexpected or
+    misshapen weights, and a layout that does not fit, are a ValueError that names them.
     """
     folder = Path(folder)
     config, layout = _read_config(folder)
@@ -73,8 +73,8 @@ def load_pruned(folder: Path, dtype: str = "auto", attention: str = "sdpa") -> P
             )  # fmt: skip
         except OSError as error:
             raise ValueError(
-                f"{folder}: no model.{VARIANT}.safetensors beside a config.json with {PRUNING_KEY}. The folder was not written "
-                f"by save_pruned (save_pretrained does not do it), or not whole: prune or train again."
+                f"{folder}: no model.{VARIANT}.safetensors beside a config.json with {PRUNING_KEY}. The folder was not "
+                f"written by save_pruned (save_pretrained does not do it), or not whole: prune or train again."
             ) from error
         except RuntimeError as error:
             raise ValueError(f"{folder}: the weights do not fit {PRUNING_KEY} in config.json: {error}") from error
@@ -93,7 +93,9 @@ def _read_config(folder: Path) -> tuple[PretrainedConfig, Layout]:
         raise ValueError(f"{path}: no {PRUNING_KEY}, so this is no pruned folder: load it with load_causal_lm")
     base = state[PRUNING_KEY].get("model_type")
     if state.get("model_type") != f"{PREFIX}{base}":
-        raise ValueError(f"{path}: model_type is {state.get('model_type')!r}, wanted {PREFIX}{base!s} (the file was edited)")
+        raise ValueError(
+            f"{path}: model_type is {state.get('model_type')!r}, wanted {PREFIX}{base!s} (the file was edited)"
+        )
     family(base)
     layout = Layout.from_json(state[PRUNING_KEY], state["num_hidden_layers"], path)
     config = CONFIG_MAPPING[base].from_dict(state | {"model_type": base, "architectures": None})
@@ -103,15 +105,17 @@ def _read_config(folder: Path) -> tuple[PretrainedConfig, Layout]:
 def _causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return found
 
 
 def _check_ties(model: PreTrainedModel) -> None:
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
     if head is None or not getattr(model.config, "tie_word_embeddings", False):
         return
-    if head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):  # type: ignore[union-attr]
+    if head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
         raise ValueError(
-            "config.tie_word_embeddings is true but the LM head differs from the embedding, and one of them would be lost: "
-            "set tie_word_embeddings to false before saving"
+            "config.tie_word_embeddings is true but the LM head differs from the embedding, and one of them would be "
+            "lost: set tie_word_embeddings to false before saving"
         )

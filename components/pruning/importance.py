@@ -48,9 +48,9 @@ def score_sublayers(
 ) -> Importance:
     """The importance of every MLP, attention and block, from one forward pass over `batches`.
 
-    Per token the cosine is taken in fp32 over the hidden dimension; sums are kept in fp64 and nothing else is stored, so
-    the result does not depend on how rows are grouped into batches. Padding is left out. `progress(rows)` is called after
-    each batch. Raises a ValueError for an unknown architecture, no tokens, or states that are not finite.
+    Per token the cosine is taken in fp32 over the hidden dimension; sums are kept in fp64 and nothing else is stored,
+    so the result does not depend on how rows are grouped into batches. Padding is left out. `progress(rows)` is called
+    after each batch. Raises a ValueError for an unknown architecture, no tokens, or states that are not finite.
     """
     device = model_device(model)
     recorder = _Recorder(len(layers_of(model)), device)
@@ -131,7 +131,7 @@ class _Recorder:
             broken = np.flatnonzero(~np.isfinite(values))
             if len(broken):
                 raise ValueError(
-                    f"the cosine around the {kind} of layer {broken[0]} is not finite: the model's states overflow in this "
-                    f"number format. Set model.dtype=float32 or bfloat16, or check the weights."
+                    f"the cosine around the {kind} of layer {broken[0]} is not finite: the model's states overflow in "
+                    f"this number format. Set model.dtype=float32 or bfloat16, or check the weights."
                 )
         return Importance(cosines, self.tokens)

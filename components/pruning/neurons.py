@@ -6,7 +6,7 @@ All give what `width.rank_neurons` takes: float64 [n] a layer, None where the ML
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ def wanda_scores(model: PreTrainedModel, batches: Iterable[Batch]) -> list[Tenso
     return _each(model, lambda mlp: next(strengths) * _columns(mlp.down_proj).sqrt())
 
 
-def _each(model: PreTrainedModel, score: Callable[[nn.Module], Tensor]) -> list[Tensor | None]:
+def _each(model: PreTrainedModel, score: Callable[[Any], Tensor]) -> list[Tensor | None]:
     return [
         None if isinstance(layer.mlp, DroppedMLP) else score(layer.mlp).detach().cpu() for layer in layers_of(model)
     ]

@@ -32,7 +32,7 @@ class PruneResult:
     scores: dict[Kind, np.ndarray]
     """float64 [L] a kind: what the order was made from (`prune.method`); equals the importance by default."""
     order: dict[Kind, list[int]]
-    """All layers, least important first; with `iterative`, the dropped ones in the order of dropping, then the others."""
+    """All layers, least important first; the dropped ones in the order of dropping, then the others."""
     dropped: dict[Kind, list[int]]
     """In the order of dropping."""
     kept_layers: list[int]
@@ -53,35 +53,40 @@ def prune_model(
 ) -> PruneResult:
     """Prune `model` in place by the packed calibration rows `ids` int [S, T]; `progress` is told each step in words.
 
-    Importance is measured in one pass over the intact model (EffiR 4.1). Layers go first, then MLPs, then attentions, then
-    neurons. Raises a ValueError before any work when the model cannot lose so many parts.
+    Importance is measured in one pass over the intact model (EffiR 4.1). Layers go first, then MLPs, then attentions,
+    then neurons. Raises a ValueError before any work when the model cannot lose so many parts.
     """
     family_of(model)
     layers = len(layers_of(model))
     config.check_layers(layers)
+    before = layout_of(model)
+    if before.dropped_mlps or before.dropped_attentions:
+        raise ValueError(
+            f"the model was pruned before (no MLP in layers {list(before.dropped_mlps)}, no attention in layers "
+            f"{list(before.dropped_attentions)}): prune the full model, or set prune.enabled=false"
+        )
     batches = batches_of(ids, config.calibration.batch_size)
     importance = _score(model, batches, config, progress, "intact model")
     scores = {kind: _depth_scores(model, config, kind, importance) for kind in importance.cosines}
     order: dict[Kind, list[int]] = {kind: order_of_dropping(values) for kind, values in scores.items()}
     kept, dropped = list(range(layers)), {kind: list[int]() for kind in order}
     for kind, number in _wanted(config):
-        chosen: list[int] = []
-        while len(chosen) < number:
+        for _ in range(number if config.iterative else min(number, 1)):
             if config.iterative:
-                again = importance if chosen == [] and not any(dropped.values()) else _score(model, batches, config, progress, f"{len(chosen)} of {number} {kind}s dropped")
-                candidates = [kept[place] for place in order_of_dropping(again.scores(kind)) if kept[place] not in chosen]
-                step = candidates[:1]
+                first = not any(dropped.values())
+                done = f"model with {sum(map(len, dropped.values()))} of {config.drops} parts dropped"
+                current = importance if first else _score(model, batches, config, progress, done)
+                ranked = [kept[place] for place in order_of_dropping(current.scores(kind))]
             else:
-                step = [layer for layer in order[kind] if layer in kept][:number]
+                ranked = [layer for layer in order[kind] if layer in kept]
+            step = [layer for layer in ranked if layer not in dropped[kind]][: 1 if config.iterative else number]
             drop(model, kind, [kept.index(layer) for layer in step])
-            chosen += step
+            dropped[kind] += step
             if kind == "block":
                 kept = [layer for layer in kept if layer not in step]
-        dropped[kind] = chosen
+        order[kind] = [*dropped[kind], *(layer for layer in order[kind] if layer not in dropped[kind])]
         if number:
-            progress(f"dropped {number} {kind}{'s' if number > 1 else ''}: layers {', '.join(map(str, chosen))}")
-        if config.iterative:
-            order[kind] = [*chosen, *(layer for layer in order[kind] if layer not in chosen)]
+            progress(f"dropped {number} {kind}{'s' if number > 1 else ''}: {', '.join(map(str, dropped[kind]))}")
     removed = _narrow(model, config, batches, progress)
     return PruneResult(importance, scores, order, dropped, kept, list(layout_of(model).widths), removed)
 
@@ -90,7 +95,9 @@ def _wanted(config: PruneConfig) -> Sequence[tuple[Kind, int]]:
     return (("block", config.drop_blocks), ("mlp", config.drop_mlps), ("attention", config.drop_attentions))
 
 
-def _score(model: PreTrainedModel, batches: list[Batch], config: PruneConfig, progress: Progress, what: str) -> Importance:
+def _score(
+    model: PreTrainedModel, batches: list[Batch], config: PruneConfig, progress: Progress, what: str
+) -> Importance:
     done, total = 0, sum(len(ids) for ids, _ in batches)
 
     def count(rows: int) -> None:
@@ -130,5 +137,6 @@ def _narrow(model: PreTrainedModel, config: PruneConfig, batches: list[Batch], p
     )
     slice_widths(model, keep)
     widths = layout_of(model).widths
-    progress(f"removed {before - sum(widths)} of {before} neurons by {config.width_method}: widths {', '.join(map(str, widths))}")
+    left = ", ".join(map(str, widths))
+    progress(f"removed {before - sum(widths)} of {before} neurons by {config.width_method}: widths {left}")
     return before - sum(widths)

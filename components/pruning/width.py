@@ -1,6 +1,6 @@
-"""Narrowing the remaining MLPs: gates that learn which neurons matter, one ranking over all layers, slicing (EffiR 4.2).
+"""Narrowing the remaining MLPs: gates that learn which neurons matter, one ranking of all, slicing (EffiR 4.2).
 
-    MLP(x) = W_down( ReLU(z) * Act(W_gate x) * (W_up x) ),   R = sum of sigmoid(beta |ReLU(z)|)
+MLP(x) = W_down( ReLU(z) * Act(W_gate x) * (W_up x) ),   R = sum of sigmoid(beta |ReLU(z)|)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BETA = 5.0
 class GatedDown(nn.Module):
     """A down projection behind gates: `linear(ReLU(gate) * neurons)`.
 
-    The gates are fp32 whatever the weights are (in bf16, steps of 2^-8 around 1 round small updates away: spec trap 39);
-    do not cast the model after attaching them. Train them without weight decay (trap 38).
+    The gates are fp32 whatever the weights are (in bf16, steps of 2^-8 around 1 round small updates away: spec trap
+    39); do not cast the model after attaching them. Train them without weight decay (trap 38).
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -43,7 +43,7 @@ class GatedDown(nn.Module):
 
 
 def attach_gates(model: PreTrainedModel) -> list[nn.Parameter | None]:
-    """Put a gate on every MLP neuron and freeze everything else; the gates [n] of each layer, None where the MLP is dropped.
+    """The gates [n] put on each layer's MLP neurons, None where the MLP is dropped; everything else is frozen.
 
     All start at 1, so the model's function does not change.
     """
@@ -84,9 +84,10 @@ def rank_neurons(
 ) -> list[Tensor | None]:
     """bool [n] a layer (None where there is no MLP): the neurons to keep.
 
-    The lowest `fraction` of all neurons goes (`scope="layer"`: of each layer), equal scores by layer and number (a stable
-    sort, spec trap 41). A layer keeps `min_width` neurons, or all it has. Widths are rounded up to a multiple of `round_to`
-    by taking the best removed neurons back. Raises a ValueError when the minimum widths leave less than `fraction` to remove.
+    The lowest `fraction` of all neurons goes (`scope="layer"`: of each layer), equal scores by layer and number (a
+    stable sort, spec trap 41). A layer keeps `min_width` neurons, or all it has. Widths are rounded up to a multiple of
+    `round_to` by taking the best removed neurons back. Raises a ValueError when the minimum widths leave less than
+    `fraction` to remove.
     """
     if scope == "layer":
         return [
@@ -105,8 +106,8 @@ def _rank(scores: list[Tensor], fraction: float, min_width: int, round_to: int, 
     removable = sum(max(0, len(layer_scores) - min_width) for layer_scores in flat)
     if wanted > removable:
         raise ValueError(
-            f"prune.width_fraction={fraction} removes {wanted} of {total} neurons{where} but prune.min_width={min_width} "
-            f"leaves only {removable} to remove: lower one of them"
+            f"prune.width_fraction={fraction} removes {wanted} of {total} neurons{where} but "
+            f"prune.min_width={min_width} leaves only {removable} to remove: lower one of them"
         )
     guarded = []
     for layer_scores in flat:
@@ -134,8 +135,8 @@ def _rounded_up(keep: Tensor, scores: Tensor, multiple: int) -> Tensor:
 def slice_widths(model: PreTrainedModel, keep: Sequence[Tensor | None]) -> None:
     """Remove the neurons that `keep` (bool [n] a layer) marks False, in place, and any gates with them.
 
-    Rows of gate and up (and of their biases) and columns of down go. Equal to setting their gates to 0 and all others to 1:
-    a removed neuron contributed exactly 0. Merge LoRA before (spec 4.3).
+    Rows of gate and up (and of their biases) and columns of down go. Equal to setting their gates to 0 and all others
+    to 1: a removed neuron contributed exactly 0. Merge LoRA before (spec 4.3).
     """
     family_of(model)
     detach_gates(model)
@@ -146,7 +147,9 @@ def slice_widths(model: PreTrainedModel, keep: Sequence[Tensor | None]) -> None:
             continue
         width = layer.mlp.down_proj.in_features
         if mask.shape != (width,) or not mask.any():
-            raise ValueError(f"layer {index}: wanted a mask of {width} neurons that keeps one or more, found {tuple(mask.shape)}")
+            raise ValueError(
+                f"layer {index}: wanted a mask of {width} neurons that keeps one or more, found {tuple(mask.shape)}"
+            )
         rows = torch.where(mask)[0].to(layer.mlp.down_proj.weight.device)
         for name in ("gate_proj", "up_proj"):
             _slice(getattr(layer.mlp, name), rows, outputs=True)
