@@ -30,17 +30,23 @@ class TokenStatistics:
         return self.tokens / self.documents if self.documents else 0.0
 
 
-def token_statistics(documents: Iterable[Sequence[int]], producible: np.ndarray) -> TokenStatistics:
-    """Counts over documents given as untruncated token ids; ids outside `producible` (bool [V], no specials) do not count."""
+def token_statistics(
+    documents: Iterable[Sequence[int]], producible: np.ndarray, groups: np.ndarray | None = None
+) -> TokenStatistics:  # fmt: skip
+    """Counts over documents given as untruncated token ids; ids outside `producible` (bool [V], no specials) do not
+    count.
+
+    With `groups` (`stem_groups`) a document counts for a token when it has any member of the token's group.
+    """
     frequencies = np.zeros(len(producible), dtype=np.int64)
     count = tokens = 0
     for ids in documents:
         found = np.asarray(ids, dtype=np.int64)
         found = found[producible[found]]
-        frequencies[np.unique(found)] += 1
+        frequencies[np.unique(found if groups is None else groups[found])] += 1
         count += len(found) > 0
         tokens += len(found)
-    return TokenStatistics(frequencies, count, tokens)
+    return TokenStatistics(frequencies if groups is None else frequencies[groups], count, tokens)
 
 
 def inverse_document_frequencies(statistics: TokenStatistics, producible: np.ndarray) -> np.ndarray:

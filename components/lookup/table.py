@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
+from components.lookup.artefact import Storage
 from components.models.config import RetrieverConfig
 from components.section import Section
 from components.text import Text, instruction_prompt
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
 class TabulateConfig(Section):
     """What the lookup table holds and how it is stored."""
 
-    storage: Literal["float32", "float16", "int8"] = "float16"
+    storage: Storage = "float16"
     instructions: dict[str, str] = Field(default_factory=dict)
-    """Table name → task text, one table each; empty: one table `default` for the instruction the model was trained with."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format the model computes the rows in; auto is that of its files."""
+    """Table name → task text, one table each; empty: one table `default` for the instruction the model was trained
+    with."""
     batch: int = Field(512, ge=1)
     """Token ids a forward pass (packed form)."""
 
@@ -34,13 +34,14 @@ def build_table(
 ) -> np.ndarray:  # fmt: skip
     """float32 [V, H], or one row for each of `ids`: the dense query vector of every token id, raw (LightRetriever 1.4).
 
-    `instruction` is the task text. `weights` [V] (IDF) is folded into the rows. Ids that plain text cannot produce get zero
-    rows. `progress(done, total)` is called after each forward pass of `batch` ids. The model should be in eval mode.
+    `instruction` is the task text. `weights` [V] (IDF) is folded into the rows. Ids that plain text cannot produce get
+    zero rows. `progress(done, total)` is called after each forward pass of `batch` ids. The model should be in eval
+    mode.
     """
     import torch
 
     from components.models.backbone import embedding_weight
-    from components.models.query_encoders import BLOCKS, token_rows
+    from components.models.query_encoders import token_rows
 
     asked = np.arange(text.vocabulary_size) if ids is None else np.asarray(ids, dtype=np.int64)
     places = np.flatnonzero(text.producible[asked])
@@ -48,7 +49,7 @@ def build_table(
     table = np.zeros((len(asked), matrix.shape[1]), dtype=np.float32)
     prompt = text.prompt(instruction_prompt(instruction))
     scale = None if weights is None else torch.from_numpy(np.asarray(weights, dtype=np.float32)).to(matrix.device)
-    step = max(batch, BLOCKS) if config.query_dense == "packed" else max(1, len(places))
+    step = batch if config.query_dense == "packed" else max(1, len(places))
     with torch.inference_mode():
         for start in range(0, len(places), step):
             some = places[start : start + step]

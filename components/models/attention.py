@@ -1,4 +1,5 @@
-"""The packed query of LightRetriever (1.3): one prompt, then a block `[token, eos]` a token that sees the prompt and itself only.
+"""The packed query of LightRetriever (1.3): one prompt, then a block `[token, eos]` a token that sees the prompt and
+itself only.
 
 Letters in shapes: B sequences, L positions, P prompt length, n blocks, w block width (2 with eos, else 1).
 """
@@ -55,7 +56,8 @@ def pack_tokens(
 ) -> Packed:  # fmt: skip
     """One packed sequence a row of `tokens`: `prompt t0 eos t1 eos …`, right-padded to the longest row.
 
-    `eos_id` None means blocks of one token, for models trained without eos. Padding positions attend to themselves only.
+    `eos_id` None means blocks of one token, for models trained without eos. Padding positions attend to themselves
+    only.
     """
     width = 1 if eos_id is None else 2
     prompt_length, blocks = len(prompt), max(1, max((len(row) for row in tokens), default=1))

@@ -1,4 +1,5 @@
-"""Loads a causal LM from a folder, refusing anything that does not fit, and gives plain access to its states and matrices."""
+"""Loads a causal LM from a folder, refusing anything that does not fit, and gives plain access to its states and
+matrices."""
 
 from __future__ import annotations
 
@@ -67,9 +68,12 @@ def _load_stock(folder: Path, dtype: Any, attention: str) -> PreTrainedModel:
 
 
 def save_causal_lm(model: PreTrainedModel, folder: Path) -> None:
-    """Write config.json and safetensors so that `load_causal_lm` gives the same model back. LoRA must be merged before."""
+    """Write config.json and safetensors so that `load_causal_lm` gives the same model back. LoRA must be merged
+    before."""
     if unwrapped(model) is not model:
-        raise TypeError(f"a {type(model).__name__} wraps the model: merge the adapter (merge_and_unload) and unwrap it first")
+        raise TypeError(
+            f"a {type(model).__name__} wraps the model: merge the adapter (merge_and_unload) and unwrap it first"
+        )
     if getattr(model.config, PRUNING_KEY, None) is not None:
         from components.pruning.export import save_pruned
 
@@ -79,7 +83,8 @@ def save_causal_lm(model: PreTrainedModel, folder: Path) -> None:
 
 
 def check_loading(source: Path, info: dict[str, Any]) -> None:
-    """Raise a ValueError that names missing, unexpected or misshapen weights; `info` is transformers' loading report."""
+    """Raise a ValueError that names missing, unexpected or misshapen weights; `info` is transformers' loading
+    report."""
     faults = [
         f"{kind}: {', '.join(sorted(map(str, info[key]))[:5])}{' …' if len(info[key]) > 5 else ''} ({len(info[key])})"
         for kind, key in (

@@ -1,4 +1,5 @@
-"""Documents to vectors: one forward pass gives the dense vector and the sparse terms; no vector depends on its batch."""
+"""Documents to vectors: one forward pass gives the dense vector and the sparse terms; no vector depends on its
+batch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from components.models.backbone import head_bias, head_weight, last_hidden, producible_mask
 from components.models.config import RetrieverConfig
-from components.models.lexical import lexical_matrix
+from components.models.lexical import LexicalPrior
 from components.models.pooling import content_mask, dense_vectors, pad_batch, pool, positions_from_mask
 from components.models.retriever import Retriever, load_retriever
 from components.models.sparse_head import sparse_values
@@ -63,8 +64,8 @@ def full_query_vectors(
 ) -> Tensor:  # fmt: skip
     """fp32 unit rows [Q, H]: the symmetric query `q_full`, `[bos] instruction+query [eos]` through the document path.
 
-    `instruction` is the rendered prompt. Mean pooling leaves its tokens out, except one that merged with the query's first
-    word (spec trap 4).
+    `instruction` is the rendered prompt. Mean pooling leaves its tokens out, except one that merged with the query's
+    first word (spec trap 4).
     """
     device = next(model.parameters()).device
     ids, mask = pad_batch(text.full_queries(queries, instruction), text.pad_id, device)
@@ -84,6 +85,10 @@ class DocumentEncoder:
         self._head = head_weight(self.model, size)
         self._bias = head_bias(self.model, size)
         self._producible = producible_mask(self.text, self.device)
+        prior = (
+            LexicalPrior(self.text, self.config, self.extras.average_length) if self.config.lexical_weight > 0 else None
+        )
+        self._prior = prior
         self._center = (
             torch.from_numpy(self.extras.center).to(self.device)
             if self.config.center and self.extras.center is not None
@@ -94,7 +99,8 @@ class DocumentEncoder:
     def load(
         cls, folder: Path, dtype: str = "auto", attention: str = "sdpa", device: torch.device | str = "cpu"
     ) -> DocumentEncoder:
-        """The encoder of the retriever in `folder` (as `save_retriever` wrote it); nothing outside the folder is read."""
+        """The encoder of the retriever in `folder` (as `save_retriever` wrote it); nothing outside the folder is
+        read."""
         return cls(load_retriever(folder, dtype, attention), device)
 
     def encode(self, texts: Sequence[str], batch_tokens: int = 4096) -> Encoded:
@@ -132,11 +138,8 @@ class DocumentEncoder:
             values = sparse_values(
                 states.hidden, states.content, self._head, self.config, self._producible, bias=self._bias
             ).cpu().numpy()  # fmt: skip
-        if self.config.lexical_weight > 0:
-            values += self.config.lexical_weight * lexical_matrix(
-                ids if full_ids is None else full_ids, self.config,
-                average_length=self.extras.average_length, producible=self.text.producible,
-            )  # fmt: skip
+        if self._prior is not None:
+            self._prior.add_to(values, ids if full_ids is None else full_ids)
         bad = ~(np.isfinite(dense).all(axis=1) & np.isfinite(values).all(axis=1))
         if bad.any():
             raise FloatingPointError(
@@ -165,7 +168,8 @@ class DocumentEncoder:
 
 
 def token_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Row numbers in batches of similar length whose rows × longest row is at most `budget`; a longer row goes alone."""
+    """Row numbers in batches of similar length whose rows × longest row is at most `budget`; a longer row goes
+    alone."""
     batches: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
@@ -176,7 +180,8 @@ def token_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def sparse_rows(values: np.ndarray, top_k: int | None = None, min_weight: float = 0.0) -> SparseRows:
-    """CSR of the positive entries of float32 [B, V] that are ≥ `min_weight`, the `top_k` largest a row (ties: smaller id)."""
+    """CSR of the positive entries of float32 [B, V] that are ≥ `min_weight`, the `top_k` largest a row (ties:
+    smaller id)."""
     ids, weights, counts = [], [], []
     for row in values:
         terms = np.flatnonzero((row > 0) & (row >= min_weight))

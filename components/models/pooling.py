@@ -1,4 +1,5 @@
-"""From hidden states to one vector a text. Pooling goes by mask index, so the padding side does not matter (T-001, T-002).
+"""From hidden states to one vector a text. Pooling goes by mask index, so the padding side does not matter (T-001,
+T-002).
 
 Letters in shapes: B texts, T positions, H hidden size.
 """
@@ -12,7 +13,8 @@ from torch import Tensor
 
 
 def pad_batch(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Right-padded ids int64 [B, T] and mask bool [B, T]. The mask comes from the lengths, never from `ids != pad` (T-005)."""
+    """Right-padded ids int64 [B, T] and mask bool [B, T]. The mask comes from the lengths, never from `ids != pad`
+    (T-005)."""
     lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
     width = max(1, int(lengths.max()) if len(ids) else 1)
     batch = torch.full((len(ids), width), pad_id, dtype=torch.int64)
@@ -28,7 +30,8 @@ def first_token_index(mask: Tensor) -> Tensor:
 
 
 def last_token_index(mask: Tensor) -> Tensor:
-    """int64 [B]: the index of the last 1 in each row of a [B, T] mask, whatever side is padded; T - 1 for a row without one."""
+    """int64 [B]: the index of the last 1 in each row of a [B, T] mask, whatever side is padded; T - 1 for a row
+    without one."""
     return mask.shape[1] - 1 - mask.to(torch.int8).flip(1).argmax(dim=1)
 
 
@@ -36,7 +39,8 @@ def content_mask(mask: Tensor, *, bos: bool = True, eos: bool = True, prompt_len
     """bool [B, T]: the positions that the sparse max and the mean may use: `mask` minus bos, prompt and eos.
 
     bos is the first valid position of a row, the prompt the `prompt_length` positions after it, eos the last valid one
-    (LightRetriever 1.7). Set `bos` or `eos` to False for texts that were built without them: nothing real is dropped then.
+    (LightRetriever 1.7). Set `bos` or `eos` to False for texts that were built without them: nothing real is dropped
+    then.
     """
     rank = mask.to(torch.int64).cumsum(dim=1)
     allowed = mask.bool() & (rank > int(bos) + prompt_length)

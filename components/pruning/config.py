@@ -13,7 +13,7 @@ class CalibrationConfig(Section):
     """The text on which importance is measured. EffiR takes 256 samples of 2048 tokens; the defaults suit two CPUs."""
 
     source: str = "corpus"
-    """`corpus` (the run's documents), a .parquet file or folder with a `text` column, or a .txt file (a text a line)."""
+    """`corpus` (the run's documents), a .parquet file or folder with a `text` column, or a .txt file (one a line)."""
     samples: int = Field(default=16, ge=1)
     """Packed rows."""
     tokens: int = Field(default=128, ge=2)
