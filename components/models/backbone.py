@@ -160,8 +160,8 @@ def check_vocabulary(model: nn.Module, text: Text, source: object = "model") -> 
     rows = embedding_weight(model, text.vocabulary_size).shape[0]
     if text.vocabulary_size > rows:
         raise ValueError(
-            f"{source}: the tokenizer's largest id is {text.vocabulary_size - 1} but the model has {rows} embedding rows. "
-            f"The tokenizer belongs to another model, or tokens were added to it without resizing the embedding."
+            f"{source}: the tokenizer's largest id is {text.vocabulary_size - 1} but the model has {rows} embedding "
+            f"rows. The tokenizer belongs to another model, or tokens were added to it without resizing the embedding."
         )
 
 

@@ -85,15 +85,10 @@ class DocumentEncoder:
         self._head = head_weight(self.model, size)
         self._bias = head_bias(self.model, size)
         self._producible = producible_mask(self.text, self.device)
-        prior = (
-            LexicalPrior(self.text, self.config, self.extras.average_length) if self.config.lexical_weight > 0 else None
-        )
-        self._prior = prior
-        self._center = (
-            torch.from_numpy(self.extras.center).to(self.device)
-            if self.config.center and self.extras.center is not None
-            else None
-        )
+        lexical = self.config.lexical_weight > 0
+        self._prior = LexicalPrior(self.text, self.config, self.extras.average_length) if lexical else None
+        center = self.extras.center if self.config.center else None
+        self._center = None if center is None else torch.from_numpy(center).to(self.device)
 
     @classmethod
     def load(
@@ -143,7 +138,8 @@ class DocumentEncoder:
         bad = ~(np.isfinite(dense).all(axis=1) & np.isfinite(values).all(axis=1))
         if bad.any():
             raise FloatingPointError(
-                f"row {int(bad.argmax())} of the batch: the model's output is NaN or infinite. Encode in float32 or bfloat16."
+                f"row {int(bad.argmax())} of the batch: the model's output is NaN or infinite. Look at the training loss, "
+                f"and encode with model.dtype=float32."
             )
         return Encoded(dense, sparse_rows(values, self.config.top_k_terms, self.config.min_weight))
 
@@ -157,13 +153,13 @@ class DocumentEncoder:
     def _check(self, ids: Sequence[Sequence[int]]) -> None:
         text = self.text
         for row, tokens in enumerate(ids):
-            begins = not text.config.bos or (len(tokens) > 0 and tokens[0] == text.bos_id)
-            ends = not text.config.eos or (len(tokens) > 0 and tokens[-1] == text.eos_id)
+            begins = not text.config.bos or list(tokens[:1]) == [text.bos_id]
+            ends = not text.config.eos or list(tokens[-1:]) == [text.eos_id]
             if not (begins and ends):
+                wanted = (text.bos_id if text.config.bos else None, text.eos_id if text.config.eos else None)
                 raise ValueError(
                     f"row {row} of the batch: ids {list(tokens[:2])} … {list(tokens[-2:])} do not begin with bos "
-                    f"{text.bos_id if text.config.bos else None} and end with eos {text.eos_id if text.config.eos else None}, "
-                    f"as this model was trained (T-003). Make them with Text.documents or Text.wrap."
+                    f"{wanted[0]} and end with eos {wanted[1]}, as this model was trained (T-003). Make them with Text.documents or Text.wrap."
                 )
 
 

@@ -117,8 +117,8 @@ class TokenRows:
 
 
 def query_vectors(
-    model: nn.Module, queries: Sequence[Sequence[int]], *, text: Text, config: RetrieverConfig, prompt: Sequence[int] = (),
-    weights: Tensor | None = None,
+    model: nn.Module, queries: Sequence[Sequence[int]], *, text: Text, config: RetrieverConfig,
+    prompt: Sequence[int] = (), weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """fp32 unit rows [Q, H]: the asymmetric dense query `q_emb` of each query (ids from `Text.queries`); zero when
     empty."""

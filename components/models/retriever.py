@@ -88,12 +88,12 @@ def load_retriever(folder: Path, dtype: str = "auto", attention: str = "sdpa") -
     state = read_json(folder / RETRIEVER_FILE)
     if state["format_version"] != FORMAT_VERSION:
         raise ValueError(
-            f"{folder / RETRIEVER_FILE}: format version {state['format_version']}, wanted {FORMAT_VERSION}. Train again."
+            f"{folder / RETRIEVER_FILE}: format version {state['format_version']}, not {FORMAT_VERSION}. Train again."
         )
     found, wanted = {path.name for path in folder.iterdir()}, {*state["files"], RETRIEVER_FILE}
     if found != wanted:
         raise ValueError(
-            f"{folder}: missing files {sorted(wanted - found)}, files that do not belong there {sorted(found - wanted)}. "
+            f"{folder}: missing files {sorted(wanted - found)}, files that do not belong {sorted(found - wanted)}. "
             f"Put the folder back as the train stage wrote it, or run that stage again."
         )
     config = RetrieverConfig(**state["config"])

@@ -129,6 +129,6 @@ def _checked(folder: Path, source: str) -> Path:
         raise FileNotFoundError(f"model.source {source!r}: {folder} has no config.json, so it is not a model folder")
     if not any(folder.glob("*.safetensors")):
         raise FileNotFoundError(
-            f"model.source {source!r}: {folder} has no .safetensors file. Convert the weights first; pickles are not read."
+            f"model.source {source!r}: {folder} has no .safetensors file. Convert the weights; pickles are not read."
         )
     return folder

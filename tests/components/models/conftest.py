@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer
 
-from components.text import Text, TextConfig
+from components.text import Text
 
 
 @pytest.fixture(scope="session")

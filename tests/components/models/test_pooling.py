@@ -1,4 +1,5 @@
-"""Pooling goes by mask index: padding side, pad == eos and empty rows never change a vector (T-001, T-002, T-005, T-009)."""
+"""Pooling goes by mask index: padding side, pad == eos and empty rows never change a vector (T-001, T-002, T-005,
+T-009)."""
 
 from __future__ import annotations
 

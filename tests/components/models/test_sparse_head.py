@@ -1,4 +1,5 @@
-"""The chunked sparse head equals the naive [B, T, V] one: values, gradients, masks, ties, empty texts (spec invariant 4)."""
+"""The chunked sparse head equals the naive [B, T, V] one: values, gradients, masks, ties, empty texts (spec
+invariant 4)."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ SIZES = [Chunks(128, 2048), Chunks(2, 4), Chunks(1, 23), Chunks(5, 1)]
 
 
 def naive(
-    hidden: torch.Tensor, content: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: RetrieverConfig,
-    producible: torch.Tensor,
+    hidden: torch.Tensor, content: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    config: RetrieverConfig, producible: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """The formulas of `RetrieverConfig.sparse_activation` on the whole [B, T, V] tensor, activation before the maximum."""
+    """The formulas of `RetrieverConfig.sparse_activation` on the whole [B, T, V] tensor, activation before the
+    maximum."""
     logits = hidden @ weight.T
     logits = logits if bias is None else logits + bias
     shift = config.log_probability_shift
@@ -58,8 +60,8 @@ def test_values_and_gradients_equal_the_naive_head(
     theirs = [tensor.clone().requires_grad_() for tensor in tensors]
     asked = None if columns is None else torch.tensor(columns)
     found = sparse_values(
-        mine[0], case["content"], mine[1], config, case["producible"], bias=mine[2] if with_bias else None, columns=asked,
-        chunks=chunks,
+        mine[0], case["content"], mine[1], config, case["producible"], bias=mine[2] if with_bias else None,
+        columns=asked, chunks=chunks,
     )  # fmt: skip
     wanted = naive(theirs[0], case["content"], theirs[1], theirs[2] if with_bias else None, config, case["producible"])
     wanted = wanted if asked is None else wanted[:, asked]
@@ -155,7 +157,7 @@ def test_the_naive_tensor_is_never_allocated() -> None:
     largest = 0
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             nonlocal largest
             result = func(*args, **(kwargs or {}))
             for value in tree_flatten(result)[0]:
