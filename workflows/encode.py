@@ -121,7 +121,7 @@ def _finish(context: StageContext, plans: list[ShardPlan], seconds: float, encod
 
     text = Text.load(context.inputs["train"] / "model")
     manifest = {
-        "model_fingerprint": read_json(context.inputs["train"] / RESULT)["fingerprint"],
+        "model_fingerprint": read_json(context.inputs["train"] / "model" / "retriever.json")["fingerprint"],
         "text_fingerprint": text.fingerprint,
         "vocabulary_size": text.vocabulary_size,
         "documents": totals["rows"],

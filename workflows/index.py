@@ -33,6 +33,8 @@ def run(context: StageContext) -> dict[str, Any]:
     encode = context.inputs["encode"]
     manifest = read_json(encode / ENCODE_MANIFEST)
     model = read_json(context.inputs["tabulate"] / "lookup.json")["model_fingerprint"]
+    if model != manifest["model_fingerprint"]:
+        raise ValueError(f"documents were encoded by model {manifest['model_fingerprint']}, the table is of {model}: run both stages again")
     groups = group_shards(manifest["shards"], config.documents_per_shard)
     corpus = sorted(str(path) for path in (context.inputs["data"] / "corpus").glob("*.parquet"))
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)) // max(1, len(groups)))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,14 +89,11 @@ def task_shape() -> tuple[int, bool]:
 
 def prune_task(job: Job) -> Iterator[str | dict[str, Any]]:
     """Progress in words, one at a time, and at last the numbers for result.json."""
-    import torch
-
     from components.models.backbone import check_vocabulary, load_causal_lm, save_causal_lm
     from components.models.tokenizer import text_for_model
     from components.pruning.architecture import parameter_count
 
-    if not job.gpu:
-        torch.set_num_threads(job.threads)  # Ray sets OMP_NUM_THREADS=1 in its workers (case T-087)
+    _set_threads(job)
     started = time.perf_counter()
     text = text_for_model(job.source, job.text)
     model = load_causal_lm(job.source, job.model.dtype, job.model.attention)
@@ -128,10 +127,14 @@ def _prune(job: Job, model: Any, text: Any) -> Iterator[str | dict[str, Any]]:
     place = job.corpus if wanted.source == "corpus" else Path(wanted.source).expanduser()
     calibration = pack(read_texts(place), text, samples=wanted.samples, tokens=wanted.tokens, seed=wanted.seed)
     yield f"calibration: {calibration.ids.size} tokens of {calibration.texts} texts, sha256 {calibration.sha256[:12]}"
-    before, said, started = parameter_count(model), list[str](), time.perf_counter()
-    result = prune_model(model, job.prune, calibration.ids, progress=said.append)
+    before, started = parameter_count(model), time.perf_counter()
+
+    def work(say: Callable[[str], None]) -> PruneResult:
+        _set_threads(job)
+        return prune_model(model, job.prune, calibration.ids, progress=say)
+
+    result = yield from _while_running(work)
     seconds = time.perf_counter() - started
-    yield from said
     numbers = _numbers(job, result, calibration)
     save_pruned(model, folder, numbers)
     text.save(folder)
@@ -160,6 +163,25 @@ def _prune(job: Job, model: Any, text: Any) -> Iterator[str | dict[str, Any]]:
         "parameters_kept": round(after / before, 4), "bytes_before": _bytes(job.source), "bytes_after": _bytes(folder),
         "prune_seconds": round(seconds, 3),
     }  # fmt: skip
+
+
+def _while_running(work: Callable[[Callable[[str], None]], PruneResult]) -> Generator[str, None, PruneResult]:
+    """Run `work(say)` in a thread, yield what it says when it says it, and return its result."""
+    said: SimpleQueue[str | None] = SimpleQueue()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        future = pool.submit(work, said.put)
+        future.add_done_callback(lambda _: said.put(None))
+        while (message := said.get()) is not None:
+            yield message
+    return future.result()
+
+
+def _set_threads(job: Job) -> None:
+    """Give torch the task's CPUs, in the calling thread: Ray sets OMP_NUM_THREADS=1 in its workers (case T-087)."""
+    import torch
+
+    if not job.gpu:
+        torch.set_num_threads(job.threads)
 
 
 def _numbers(job: Job, result: PruneResult, calibration: Calibration) -> dict[str, Any]:

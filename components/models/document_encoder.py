@@ -138,8 +138,8 @@ class DocumentEncoder:
         bad = ~(np.isfinite(dense).all(axis=1) & np.isfinite(values).all(axis=1))
         if bad.any():
             raise FloatingPointError(
-                f"row {int(bad.argmax())} of the batch: the model's output is NaN or infinite. Look at the training loss, "
-                f"and encode with model.dtype=float32."
+                f"row {int(bad.argmax())} of the batch: the model's output is NaN or infinite. Look at the training "
+                f"loss, and encode with model.dtype=float32."
             )
         return Encoded(dense, sparse_rows(values, self.config.top_k_terms, self.config.min_weight))
 
@@ -159,7 +159,8 @@ class DocumentEncoder:
                 wanted = (text.bos_id if text.config.bos else None, text.eos_id if text.config.eos else None)
                 raise ValueError(
                     f"row {row} of the batch: ids {list(tokens[:2])} … {list(tokens[-2:])} do not begin with bos "
-                    f"{wanted[0]} and end with eos {wanted[1]}, as this model was trained (T-003). Make them with Text.documents or Text.wrap."
+                    f"{wanted[0]} and end with eos {wanted[1]}, as this model was trained. "
+                    f"Make them with Text.documents or Text.wrap."
                 )
 
 

@@ -148,14 +148,14 @@ def family(model_type: str) -> Family:
 
 
 def layers_of(model: PreTrainedModel) -> Sequence[Any]:
-    """The decoder layers, in order."""
+    """The decoder layers, in order; refuses what `family_of` refuses."""
+    family_of(model)
     decoder: Any = model.base_model
     return decoder.layers
 
 
 def layout_of(model: PreTrainedModel) -> Layout:
     """The layout of the model as it stands, read from its modules."""
-    family_of(model)
     layers = list(layers_of(model))
     widths = tuple(0 if isinstance(layer.mlp, DroppedMLP) else layer.mlp.down_proj.in_features for layer in layers)
     return Layout(widths, tuple(i for i, layer in enumerate(layers) if isinstance(layer.self_attn, DroppedAttention)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from components.pruning.architecture import DroppedMLP, family_of, layers_of, model_device
+from components.pruning.architecture import DroppedMLP, layers_of, model_device
 from components.pruning.importance import Batch
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ def score_neurons(
     model: PreTrainedModel, method: Method, *, batches: Iterable[Batch] = (), seed: int = 0
 ) -> list[Tensor | None]:
     """The scores by `method`; only wanda reads `batches`, only random reads `seed`."""
-    family_of(model)
     if method == "magnitude":
         return magnitude_scores(model)
     if method == "random":

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.pruning.architecture import family_of, layers_of, layout_of
+from components.pruning.architecture import layers_of, layout_of
 from components.pruning.config import PruneConfig
 from components.pruning.depth import drop, order_of_dropping
 from components.pruning.importance import Batch, Importance, Kind, score_sublayers
@@ -56,7 +56,6 @@ def prune_model(
     Importance is measured in one pass over the intact model (EffiR 4.1). Layers go first, then MLPs, then attentions,
     then neurons. Raises a ValueError before any work when the model cannot lose so many parts.
     """
-    family_of(model)
     layers = len(layers_of(model))
     config.check_layers(layers)
     before = layout_of(model)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from components.pruning.architecture import DroppedMLP, family_of, layers_of, record_layout
+from components.pruning.architecture import DroppedMLP, layers_of, record_layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,10 +47,10 @@ def attach_gates(model: PreTrainedModel) -> list[nn.Parameter | None]:
 
     All start at 1, so the model's function does not change.
     """
-    family_of(model)
+    layers = layers_of(model)
     model.requires_grad_(False)
     gates: list[nn.Parameter | None] = []
-    for layer in layers_of(model):
+    for layer in layers:
         if isinstance(layer.mlp, DroppedMLP):
             gates.append(None)
             continue
@@ -138,7 +138,6 @@ def slice_widths(model: PreTrainedModel, keep: Sequence[Tensor | None]) -> None:
     Rows of gate and up (and of their biases) and columns of down go. Equal to setting their gates to 0 and all others
     to 1: a removed neuron contributed exactly 0. Merge LoRA before (spec 4.3).
     """
-    family_of(model)
     detach_gates(model)
     for index, (layer, mask) in enumerate(zip(layers_of(model), keep, strict=True)):
         if (mask is None) != isinstance(layer.mlp, DroppedMLP):

@@ -91,7 +91,7 @@ function termList(terms) {
   list.setAttribute("aria-label", "What the words of the query gave to the sparse score");
   for (const word of wordsOf(terms)) {
     const item = make("li", `term ${word.kind}`, word.name);
-    item.append(make("small", "", number(word.contribution)));
+    item.append(" ", make("small", "", number(word.contribution)));
     item.title = `${word.kind === "matched" ? "in the text" : "added by the model"}\n${word.pieces.join("\n")}`;
     if (word.kind === "expanded") item.append(make("span", "hidden", " (added by the model)"));
     list.append(item);

@@ -1,102 +1,22 @@
-"""A tiny run folder to serve: a random table over the tiny tokenizer, and an index of a dozen documents encoded with it."""
+"""A tiny run to serve: a random table over the tiny tokenizer, and an index of eight documents encoded with it."""
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
+from scipy.sparse import csr_matrix
 
-try:
-    import components.indexing
-except ModuleNotFoundError:  # TEMPORARY
-    from components.section import Section
-
-    class FusionConfig(Section):
-        method: str = "minmax"
-        dense_weight: float = 0.7
-        sparse_weight: float = 0.3
-        candidates: int = 1000
-        rrf_k: int = 60
-
-    @dataclass
-    class Hit:
-        docid: str
-        score: float
-        dense: float | None
-        sparse: float | None
-        dense_part: float = 0.0
-        sparse_part: float = 0.0
-
-    class HybridIndex:
-        fingerprint = "f4ke"
-        shards = [0]
-
-        @classmethod
-        def open(cls, folder):
-            import json
-
-            self = cls()
-            state = json.loads((Path(folder) / "fake.json").read_text())
-            self.docs = state["docs"]
-            self.model_fingerprint = state["model"]
-            d = np.load(Path(folder) / "v.npz")
-            self.dense, self.sparse = d["dense"], d["sparse"]
-            self.hidden_size, self.vocabulary_size = self.dense.shape[1], self.sparse.shape[1]
-            return self
-
-        def __len__(self):
-            return len(self.docs)
-
-        def search(self, batch, k=10, mode="hybrid", fusion=None):
-            f = fusion or FusionConfig()
-            D = batch.dense @ self.dense.T
-            S = np.asarray(batch.sparse @ self.sparse.T)
-            out = []
-            for d, s in zip(D, S):
-                n = lambda x: (x - x.min()) / max(np.ptp(x), 1e-9)
-                sc = {"dense": d, "sparse": s, "hybrid": f.dense_weight * n(d) + f.sparse_weight * n(s)}[mode]
-                order = sorted(range(len(d)), key=lambda i: (-sc[i], self.docs[i][0]))[:k]
-                out.append(
-                    [
-                        Hit(
-                            self.docs[i][0],
-                            float(sc[i]),
-                            float(d[i]),
-                            float(s[i]),
-                            float(sc[i]) if mode == "dense" else 0.0,
-                            float(sc[i]) if mode != "dense" else 0.0,
-                        )
-                        for i in order
-                        if mode != "sparse" or s[i] > 0
-                    ]
-                )
-            return out
-
-        def documents(self, docids):
-            return {d: (t, x) for d, t, x in self.docs if d in docids}
-
-        def term_weights(self, docids, terms):
-            rows = [next(i for i, x in enumerate(self.docs) if x[0] == d) for d in docids]
-            return self.sparse[np.ix_(rows, terms)] if rows else np.zeros((0, len(terms)), np.float32)
-
-    module = types.ModuleType("components.indexing")
-    module.FusionConfig, module.Hit, module.HybridIndex = FusionConfig, Hit, HybridIndex
-    sys.modules["components.indexing"] = module
-
-
-from fastapi.testclient import TestClient  # noqa: E402
-
-from components.lookup import save_table  # noqa: E402
-from components.text import Text  # noqa: E402
-from serve.app import create_app  # noqa: E402
-from serve.search import SearchService  # noqa: E402
-from serve.settings import ServeSettings  # noqa: E402
-from serve.worker import Worker  # noqa: E402
+from components.indexing import write_shard
+from components.lookup import save_table
+from components.text import Text
+from serve.app import create_app
+from serve.search import SearchService
+from serve.settings import ServeSettings
+from serve.worker import Worker
 
 HIDDEN = 16
 DOCUMENTS = [
@@ -116,7 +36,7 @@ DOCUMENTS = [
 
 
 def write_run(folder: Path, text: Text, *, index_model: str = "model-1") -> Path:
-    """A run folder with `tabulate/` and `index/`: documents are the mean of their tokens' rows, so queries find them."""
+    """A run folder with `tabulate/` and `index/`: documents are the sum of their tokens' rows, so they are found."""
     random = np.random.default_rng(7)
     rows = random.normal(size=(text.vocabulary_size, HIDDEN)).astype(np.float32)
     scores = np.where(text.producible, 1.0, 0.0).astype(np.float32)
@@ -138,17 +58,17 @@ def write_run(folder: Path, text: Text, *, index_model: str = "model-1") -> Path
         for term in ids:
             sparse[number, term] = np.log1p(ids.count(term))
     sparse[1, text.plain([" lift"])[0]] = 0.5  # an expansion: "lift" is nowhere in d02's text
-    write_index(folder / "index", dense, sparse, index_model)
+    (folder / "index").mkdir(parents=True)
+    write_shard(
+        folder / "index" / "shard-00000",
+        [docid for docid, _, _ in DOCUMENTS],
+        dense,
+        csr_matrix(sparse),
+        model_fingerprint=index_model,
+        titles=[title for _, title, _ in DOCUMENTS],
+        texts=[f"{title} {body}".strip() for _, title, body in DOCUMENTS],
+    )
     return folder
-
-
-def write_index(folder, dense, sparse, model):
-    import json
-
-    folder.mkdir(parents=True)
-    docs = [(d, t, f"{t} {b}".strip()) for d, t, b in DOCUMENTS]
-    (folder / "fake.json").write_text(json.dumps({"docs": docs, "model": model}))
-    np.savez(folder / "v.npz", dense=dense, sparse=sparse)
 
 
 @pytest.fixture(scope="session")

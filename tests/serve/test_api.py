@@ -104,7 +104,8 @@ def test_refusals_name_the_field(api: TestClient, body: Any, status: int, words:
 @pytest.mark.parametrize(
     "content",
     ["", "{", "nonsense", '{"queries": ["a"], "fusion": {"dense_weight": NaN}}',
-     '{"queries": ["a"], "fusion": {"dense_weight": 1e999}}', "[" * 5000, b"\xff\xfe", '{"queries": ["a"], "k": ' + "9" * 5000 + "}"],
+     '{"queries": ["a"], "fusion": {"dense_weight": 1e999}}', "[" * 5000, b"\xff\xfe",
+     '{"queries": ["a"], "k": ' + "9" * 5000 + "}"],
 )  # fmt: skip
 def test_what_is_not_json_or_not_finite_is_refused(api: TestClient, content: str | bytes) -> None:
     response = api.post("/search", content=content, headers=JSON)

@@ -17,7 +17,8 @@ ANSWER = {
         {
             "query": "lift", "note": None, "error": None,
             "hits": [
-                {"rank": 1, "docid": "d01", "score": 0.5, "dense": 0.25, "sparse": None, "title": "a wing", "snippet": "…\x1b[2J"},
+                {"rank": 1, "docid": "d01", "score": 0.5, "dense": 0.25, "sparse": None, "title": "a wing",
+                 "snippet": "…\x1b[2J"},
             ],
         },
         {"query": "", "note": "the query is empty", "error": None, "hits": []},

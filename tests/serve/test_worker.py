@@ -11,7 +11,6 @@ import pytest
 
 from serve.worker import Busy, Worker
 
-
 pytestmark = pytest.mark.anyio
 
 

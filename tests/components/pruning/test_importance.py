@@ -1,0 +1,117 @@
+"""Online importance against a slow reference that stores every state; padding, batches, architectures, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from components.pruning.importance import KINDS, score_sublayers
+
+
+def slow_reference(model: PreTrainedModel, rows: list[list[int]]) -> dict[str, np.ndarray]:
+    """Each row alone, every sub-layer called by hand on the stored states (spec 4.1)."""
+    found: dict[str, list[list[float]]] = {kind: [[] for _ in model.base_model.layers] for kind in KINDS}
+    for row in rows:
+        states: dict[tuple[int, str], Tensor] = {}
+        hooks = []
+        for index, layer in enumerate(model.base_model.layers):
+            sandwich = hasattr(layer, "pre_feedforward_layernorm")
+
+            def keep_input(module: nn.Module, inputs: tuple[Tensor, ...], key: tuple[int, str]) -> None:
+                states[key] = inputs[0].clone()
+
+            def keep_attention(module: nn.Module, inputs: tuple, output: tuple, index: int = index) -> None:
+                states[index, "attention"] = output[0].clone()
+
+            hooks.append(
+                layer.input_layernorm.register_forward_pre_hook(
+                    lambda m, i, index=index: keep_input(m, i, (index, "in"))
+                )
+            )
+            hooks.append(layer.self_attn.register_forward_hook(keep_attention))
+        with torch.no_grad():
+            model(input_ids=torch.tensor([row]), use_cache=False)
+            for index, layer in enumerate(model.base_model.layers):
+                sandwich = hasattr(layer, "pre_feedforward_layernorm")
+                before, attended = states[index, "in"], states[index, "attention"]
+                if sandwich:
+                    attended = layer.post_attention_layernorm(attended)
+                between = before + attended
+                if sandwich:
+                    added = layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(between)))
+                else:
+                    added = layer.mlp(layer.post_attention_layernorm(between))
+                after = between + added
+                pairs = {"attention": (before, between), "mlp": (between, after), "block": (before, after)}
+                for kind, (left, right) in pairs.items():
+                    left, right = left[0].double(), right[0].double()
+                    cosine = (left * right).sum(-1) / (left.norm(dim=-1) * right.norm(dim=-1))
+                    found[kind][index] += cosine.tolist()
+        for hook in hooks:
+            hook.remove()
+    return {kind: np.asarray([np.mean(values) for values in layers]) for kind, layers in found.items()}
+
+
+def test_scores_equal_a_slow_reference(any_model: PreTrainedModel, ids: Tensor) -> None:
+    importance = score_sublayers(any_model, [(ids, None)])
+    reference = slow_reference(any_model, ids.tolist())
+    for kind in KINDS:
+        np.testing.assert_allclose(importance.cosines[kind], reference[kind], atol=2e-6, err_msg=kind)
+        np.testing.assert_allclose(importance.scores(kind), 1 - reference[kind], atol=2e-6)
+    assert importance.tokens == ids.numel()
+    assert not any(layer._forward_hooks for layer in any_model.base_model.layers), "hooks were left behind"
+
+
+def test_batches_of_any_size_give_the_same_scores(llama: PreTrainedModel, ids: Tensor) -> None:
+    """T-114's cause (spec trap 33): a hook that keeps only the first row of a batch."""
+    one = score_sublayers(llama, [(row[None], None) for row in ids])
+    four = score_sublayers(llama, [(ids[:4], None), (ids[4:], None)])
+    assert one.tokens == four.tokens == ids.numel()
+    for kind in KINDS:
+        np.testing.assert_allclose(one.cosines[kind], four.cosines[kind], atol=1e-6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_left_out(llama: PreTrainedModel, side: str) -> None:
+    rows = [[5, 6, 7, 8, 9], [10, 11, 12], [13, 14]]
+    padded, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        places = slice(0, len(row)) if side == "right" else slice(5 - len(row), 5)
+        padded[index, places], mask[index, places] = torch.tensor(row), 1
+    together = score_sublayers(llama, [(padded, mask)])
+    apart = score_sublayers(llama, [(torch.tensor([row]), None) for row in rows])
+    assert together.tokens == apart.tokens == 10
+    for kind in KINDS:
+        # Left padding shifts positions; rotary attention depends on their differences only.
+        np.testing.assert_allclose(together.cosines[kind], apart.cosines[kind], atol=2e-6)
+
+
+def test_first_token_can_be_left_out(llama: PreTrainedModel, ids: Tensor) -> None:
+    all_tokens = score_sublayers(llama, [(ids, None)])
+    first = score_sublayers(llama, [(ids[:, :1], None)])
+    rest = score_sublayers(llama, [(ids, None)], skip_first_token=True)
+    assert rest.tokens == ids.numel() - len(ids)
+    expected = (all_tokens.cosines["mlp"] * all_tokens.tokens - first.cosines["mlp"] * first.tokens) / rest.tokens
+    np.testing.assert_allclose(rest.cosines["mlp"], expected, atol=2e-6)
+
+
+def test_bfloat16_is_scored_in_fp32(llama: PreTrainedModel, ids: Tensor) -> None:
+    exact = score_sublayers(llama, [(ids, None)])
+    rounded = score_sublayers(llama.to(torch.bfloat16), [(ids, None)])
+    np.testing.assert_allclose(rounded.cosines["mlp"], exact.cosines["mlp"], atol=0.02)
+    assert rounded.cosines["mlp"].dtype == np.float64
+
+
+def test_refusals_name_what_is_wrong(llama: PreTrainedModel, ids: Tensor) -> None:
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20))
+    with pytest.raises(ValueError, match=r"gpt2.*known are llama, mistral, qwen2"):
+        score_sublayers(gpt2, [(ids % 20, None)])
+    with pytest.raises(ValueError, match="at least one token"):
+        score_sublayers(llama, [(ids, torch.zeros_like(ids))])
+    with torch.no_grad():
+        llama.base_model.layers[1].mlp.down_proj.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"mlp of layer 1 is not finite"):
+        score_sublayers(llama, [(ids, None)])
