@@ -65,6 +65,7 @@ def load_pruned(folder: Path, dtype: str = "auto", attention: str = "sdpa") -> P
             super().__init__(config, *arguments, **options)
             apply_layout(self, layout)
 
+    Pruned.__name__ = base.__name__  # transformers picks the loss by the name of the class
     with quiet_transformers():
         try:
             loaded: Any = Pruned.from_pretrained(

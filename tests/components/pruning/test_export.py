@@ -49,6 +49,7 @@ def test_loaded_model_is_the_pruned_one(any_model: PreTrainedModel, ids: Tensor,
             name: p.shape for name, p in any_model.state_dict().items()
         }
         torch.testing.assert_close(logits(loaded, ids), logits(any_model, ids), rtol=0, atol=0)
+        torch.testing.assert_close(loaded(ids, labels=ids).loss, any_model(ids, labels=ids).loss, rtol=0, atol=0)
     assert read_json(tmp_path / "pruning.json") == {"note": 1}
 
 
