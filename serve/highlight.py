@@ -1,28 +1,32 @@
-"""The stretch of a document that shows best why it was found, and where the query's tokens stand in it. Pure functions.
+"""The stretch of a document that shows best why it was found, and where the query's tokens stand in it.
 
 Terms are tokens, so what is highlighted is what the sparse score counts: " lift" where " lift" is a token. Tokenising
-whole documents would cost more than the search, so the stretch is chosen by plain string search and only it is
-tokenised.
+the documents found would cost several times their search, so words are tokenised one by one and remembered: texts
+repeat them.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
 LONGEST_READ = 20_000
 """Characters of a document that are looked at. Snippets of longer ones come from their beginning."""
-OCCURRENCES = 50
+WORDS_KEPT = 100_000
+"""Words remembered, about 300 bytes each; then all are forgotten, and the common ones are soon back."""
+LONGEST_KEPT = 40
+"""Characters. Longer words are rarely seen twice."""
+OCCURRENCES = 20
 """Places of one term that are looked at."""
 FAINT = 0.15
 """A term that gives less than this share of the strongest term's contribution is not highlighted ("the", "of")."""
 LEAD = 60
 """Characters of context wanted in front of the first highlighted word of a snippet."""
-_WORD = re.compile(r"\w[\w'’-]*|\S")
+_WORD = re.compile(r"\S+")
+_PIECE = re.compile(r"\w[\w'’-]*|\S")
 _SENTENCE_END = re.compile(r"[.!?]\s+")
 
 
@@ -40,19 +44,6 @@ def strong_terms(contributions: Mapping[int, float]) -> set[int]:
     return {term for term, value in contributions.items() if value > 0 and value >= FAINT * strongest}
 
 
-def words_of_tokens(tokenizer: Tokenizer, query: str) -> dict[int, str]:
-    """For each token id of a query, the word in which it stands first."""
-    words = list(_WORD.finditer(query))
-    ends = [word.end() for word in words]
-    encoding = tokenizer.encode(" " + query, add_special_tokens=False)
-    found: dict[int, str] = {}
-    for token_id, (_, end) in zip(encoding.ids, encoding.offsets, strict=True):
-        place = bisect_left(ends, end - 1)
-        if place < len(words):
-            found.setdefault(token_id, words[place].group())
-    return found
-
-
 def without_title(text: str, title: str) -> str:
     """The text without the title in front, which is shown above it already."""
     while title and text[: len(title)].lower() == title.lower():
@@ -60,25 +51,52 @@ def without_title(text: str, title: str) -> str:
     return text
 
 
-def token_spans(tokenizer: Tokenizer, text: str, wanted: set[int]) -> list[tuple[int, int]]:
-    """Where tokens of `wanted` stand in `text`, in order, without the space in front; pieces of a word are joined."""
-    if not wanted or not text:
-        return []
-    encoding = tokenizer.encode(" " + text, add_special_tokens=False)
-    spans: list[tuple[int, int]] = []
-    for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-        if token_id not in wanted:
-            continue
-        start, end = max(start - 1, 0), end - 1
-        while start < end and text[start].isspace():
-            start += 1
-        if start >= end:
-            continue
-        if spans and start <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
-        else:
-            spans.append((start, end))
-    return spans
+class Words:
+    """Tokens of words, remembered. Threads may share it: the worst that happens is that a word is tokenised twice."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, tuple[tuple[int, int, int], ...]] = {}
+
+    def ids(self, text: str) -> set[int]:
+        """The token ids of a text (at most `LONGEST_READ` characters of it), each word with a space in front."""
+        return {token_id for word in text[:LONGEST_READ].split() for token_id, _, _ in self._tokens(word)}
+
+    def spans(self, text: str, wanted: Set[int]) -> list[tuple[int, int]]:
+        """Where tokens of `wanted` stand in `text`, in order, without the space in front; a word's pieces are joined."""
+        found: list[tuple[int, int]] = []
+        for match in _WORD.finditer(text) if wanted else ():
+            shift = match.start()
+            for token_id, start, end in self._tokens(match.group()):
+                if token_id not in wanted or start >= end:
+                    continue
+                if found and shift + start <= found[-1][1]:
+                    found[-1] = (found[-1][0], max(shift + end, found[-1][1]))
+                else:
+                    found.append((shift + start, shift + end))
+        return found
+
+    def first_words(self, query: str) -> dict[int, str]:
+        """For each token id of a query, the word, without punctuation around it, in which it stands first."""
+        found: dict[int, str] = {}
+        for word in query.split():
+            for token_id, start, end in self._tokens(word):
+                around = next((m.group() for m in _PIECE.finditer(word) if m.start() <= start and end <= m.end()), word)
+                found.setdefault(token_id, around)
+        return found
+
+    def _tokens(self, word: str) -> tuple[tuple[int, int, int], ...]:
+        """(token id, start, end) of each token of `" " + word`, places in the word."""
+        known = self._known.get(word)
+        if known is None:
+            encoding = self._tokenizer.encode(" " + word, add_special_tokens=False)
+            places = zip(encoding.ids, encoding.offsets, strict=True)
+            known = tuple((token_id, max(start - 1, 0), end - 1) for token_id, (start, end) in places)
+            if len(word) <= LONGEST_KEPT:
+                if len(self._known) >= WORDS_KEPT:
+                    self._known.clear()
+                self._known[word] = known
+        return known
 
 
 def make_snippet(text: str, surfaces: Mapping[str, float], characters: int) -> str:
@@ -101,28 +119,29 @@ def _occurrences(text: str, surfaces: Mapping[str, float]) -> Iterator[Found]:
         word = surface.strip()
         if not word:
             continue
-        place = lowered.find(word)
-        for _ in range(OCCURRENCES):
-            if place < 0:
-                break
+        place, left = lowered.find(word), OCCURRENCES
+        while place >= 0 and left:
             if surface[0] != " " or place == 0 or not lowered[place - 1].isalnum():
                 yield Found(place, place + len(word), surface)
+                left -= 1
             place = lowered.find(word, place + len(word))
 
 
 def _best_place(text: str, surfaces: Mapping[str, float], characters: int) -> int:
     """Start of the first term of the best stretch: most summed weight of different terms, the earliest among equals."""
     found = sorted(_occurrences(text, surfaces))
-    best, best_weight = 0, 0.0
+    inside = dict.fromkeys(surfaces, 0)
+    best, best_weight, weight, stop = 0, 0.0, 0.0, 0
     for position, first in enumerate(found):
-        inside: set[str] = set()
-        for item in found[position:]:
-            if item.end > first.start + characters - LEAD:
-                break
-            inside.add(item.surface)
-        weight = sum(surfaces[surface] for surface in inside)
-        if weight > best_weight * (1 + 1e-9):
+        while stop < len(found) and (stop == position or found[stop].end <= first.start + characters - LEAD):
+            surface = found[stop].surface
+            weight += surfaces[surface] if inside[surface] == 0 else 0.0
+            inside[surface] += 1
+            stop += 1
+        if weight > best_weight * (1 + 1e-6):
             best, best_weight = first.start, weight
+        inside[first.surface] -= 1
+        weight -= surfaces[first.surface] if inside[first.surface] == 0 else 0.0
     return best
 
 

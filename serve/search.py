@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from components.indexing import FusionConfig, Hit, HybridIndex
 from components.lookup import QueryBatch, QueryEncoder
-from serve.highlight import LONGEST_READ, make_snippet, strong_terms, token_spans, without_title, words_of_tokens
+from serve.highlight import Words, make_snippet, strong_terms, without_title
 from serve.schemas import (
     FusionRequest,
     HitBody,
@@ -56,6 +56,7 @@ class SearchService:
     def __init__(self, encoder: QueryEncoder, index: HybridIndex, settings: ServeSettings) -> None:
         self.encoder, self.index, self.settings = encoder, index, settings
         _check_match(encoder, index, settings)
+        self.words = Words(encoder.text.tokenizer)
         self.index_state = IndexState(version=index.fingerprint, documents=len(index))
 
     @classmethod
@@ -182,60 +183,46 @@ class SearchService:
     def _dress(
         self, query: str, batch: QueryBatch, row: int, hits: Sequence[Hit], request: SearchRequest
     ) -> list[HitBody]:
-        """The hits of one query with title, snippet, and, where they are asked for, text and terms."""
+        """The hits of one query with title, and what is asked for of snippet, text and terms."""
         docids = [hit.docid for hit in hits]
         documents = self.index.documents(docids)
-        columns = slice(batch.indptr[row], batch.indptr[row + 1])
-        term_ids, query_weights = batch.indices[columns], batch.weights[columns]
-        given = self.index.term_weights(docids, term_ids)
-        words = words_of_tokens(self.encoder.text.tokenizer, query) if request.explain else {}
-        bodies = []
-        for rank, (hit, document_weights) in enumerate(zip(hits, given, strict=True), start=1):
-            title, text = documents[hit.docid]
-            body = HitBody(
+        bodies = [
+            HitBody(
                 rank=rank, docid=hit.docid, score=hit.score, dense=hit.dense, sparse=hit.sparse,
-                dense_part=hit.dense_part, sparse_part=hit.sparse_part, title=title,
-            )  # fmt: skip
-            parts = dict(zip(term_ids.tolist(), (query_weights * document_weights).tolist(), strict=True))
-            if request.with_snippet:
-                self._add_snippet(body, text, parts)
-            if request.with_text:
-                body.text = text
-            if request.explain:
-                body.terms = self._terms(words, term_ids, query_weights, document_weights, text)
-            bodies.append(body)
+                dense_part=hit.dense_part, sparse_part=hit.sparse_part, title=documents[hit.docid][0],
+                text=documents[hit.docid][1] if request.with_text else None,
+            )
+            for rank, hit in enumerate(hits, start=1)
+        ]  # fmt: skip
+        if request.with_snippet or request.explain:
+            columns = slice(batch.indptr[row], batch.indptr[row + 1])
+            term_ids, query_weights = batch.indices[columns], batch.weights[columns]
+            given = self.index.term_weights(docids, term_ids)
+            surfaces = {term: self._surface(term) for term in term_ids.tolist()}
+            words = self.words.first_words(query) if request.explain else {}
+            for body, document_weights in zip(bodies, given, strict=True):
+                text, parts = documents[body.docid][1], query_weights * document_weights
+                if request.with_snippet:
+                    self._add_snippet(body, text, surfaces, dict(zip(surfaces, parts.tolist(), strict=True)))
+                if request.explain:
+                    in_text = self.words.ids(text)
+                    found = sorted(np.flatnonzero(document_weights).tolist(), key=lambda i: (-parts[i], i))
+                    body.terms = [
+                        Term(
+                            token=surfaces[term], token_id=term, word=words.get(term, ""),
+                            query_weight=float(query_weights[i]), document_weight=float(document_weights[i]),
+                            contribution=float(parts[i]), kind="matched" if term in in_text else "expanded",
+                        )
+                        for i, term in zip(found, term_ids[found].tolist(), strict=True)
+                    ]  # fmt: skip
         return bodies
 
-    def _add_snippet(self, body: HitBody, text: str, parts: dict[int, float]) -> None:
+    def _add_snippet(self, body: HitBody, text: str, surfaces: dict[int, str], parts: dict[int, float]) -> None:
         strong = strong_terms(parts)
-        surfaces = {self._surface(term): parts[term] for term in strong}
-        tokenizer = self.encoder.text.tokenizer
-        body.snippet = make_snippet(without_title(text, body.title), surfaces, self.settings.snippet_characters)
-        body.snippet_spans = [Span(start=start, end=end) for start, end in token_spans(tokenizer, body.snippet, strong)]
-        body.title_spans = [Span(start=start, end=end) for start, end in token_spans(tokenizer, body.title, strong)]
-
-    def _terms(
-        self,
-        words: dict[int, str],
-        term_ids: np.ndarray,
-        query_weights: np.ndarray,
-        document_weights: np.ndarray,
-        text: str,
-    ) -> list[Term]:
-        """The query's terms that are in the document's vector, the strongest first."""
-        in_text = set(self.encoder.text.plain([" " + text[:LONGEST_READ]])[0])
-        terms = [
-            Term(
-                token=self._surface(term), token_id=term, word=words.get(term, ""), query_weight=query_weight,
-                document_weight=document_weight,
-                contribution=query_weight * document_weight, kind="matched" if term in in_text else "expanded",
-            )
-            for term, query_weight, document_weight in zip(
-                term_ids.tolist(), query_weights.tolist(), document_weights.tolist(), strict=True
-            )
-            if document_weight > 0
-        ]  # fmt: skip
-        return sorted(terms, key=lambda term: (-term.contribution, term.token_id))
+        weights = {surfaces[term]: parts[term] for term in strong}
+        body.snippet = make_snippet(without_title(text, body.title), weights, self.settings.snippet_characters)
+        body.snippet_spans = [Span(start=start, end=end) for start, end in self.words.spans(body.snippet, strong)]
+        body.title_spans = [Span(start=start, end=end) for start, end in self.words.spans(body.title, strong)]
 
     def _surface(self, term: int) -> str:
         """A token as it stands in text, e.g. " lift"; its name in the vocabulary where it is part of a character."""

@@ -1,4 +1,4 @@
-"""Join the Ray cluster there is, or start one on this machine."""
+"""Join the Ray cluster that RAY_ADDRESS names, or start one on this machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ log = logging.getLogger("almanac")
 
 
 def connect(config: ClusterConfig) -> None:
-    """Join the cluster at `RAY_ADDRESS`, else one running on this machine, else start a local one. A second call does nothing.
+    """Join the cluster at `RAY_ADDRESS` (`ray job submit` sets it), else start a local one. A second call does nothing.
 
-    Token authentication stays as Ray has it (on); a job submitted to a cluster carries its own token.
+    A cluster that merely runs on this machine is not joined: it may be anybody's. Token authentication stays as Ray has it (on).
     """
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    try:
-        ray.init(address="auto", logging_level=logging.WARNING)
-    except ConnectionError:
-        if os.environ.get("RAY_ADDRESS"):
-            raise
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(logging_level=logging.WARNING)
+    else:
         ray.init(address="local", num_cpus=config.local_cpus, include_dashboard=False, logging_level=logging.WARNING)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    quiet = ray.data.DataContext.get_current()
+    quiet.enable_progress_bars = False
+    quiet.print_on_execution_start = False
+    for name in ("ray.data", "ray.train"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     resources = ray.cluster_resources()
     log.info(
         "ray       %d node(s), %g CPUs, %g GPUs, %.1f GiB memory", len(ray.nodes()), resources.get("CPU", 0),

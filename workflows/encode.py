@@ -92,7 +92,6 @@ def _encode_missing(context: StageContext, missing: list[ShardPlan], total: int)
             config.model.attention, cpus, gpu,
         ),
         batch_size=1, compute=ray.data.ActorPoolStrategy(size=actors), num_cpus=cpus, num_gpus=1 if gpu else None,
-        max_restarts=3, max_task_retries=3,
     )  # fmt: skip
     rows = {plan.index: plan.rows for plan in missing}
     done, finished, started = total - sum(rows.values()), 0, time.perf_counter()

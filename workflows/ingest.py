@@ -76,12 +76,13 @@ def _write_corpus(pieces: list[Piece], folder: Path, config: DataConfig) -> tupl
     def write(row: dict[str, Any]) -> dict[str, Any]:
         path = folder / f"part-{row['number']:05d}.parquet"
         marks = write_part(Piece(row["kind"], row["place"]), path, config.rows_per_group)
-        return {"number": row["number"], "marks": marks}
+        return {"number": row["number"], **marks.packed()}
 
     done = {}
-    for row in ray.data.from_items(rows, override_num_blocks=len(rows)).map(write, max_retries=0).iter_rows():
-        done[row["number"]] = row["marks"]
-        log.info("data      %s: %d documents", pieces[row["number"]].place, len(row["marks"].docids))
+    for row in ray.data.from_items(rows, override_num_blocks=len(rows)).map(write).iter_rows():
+        number = int(row.pop("number"))
+        done[number] = Marks.unpacked(row)
+        log.info("data      %s: %d documents", pieces[number].place, len(done[number].docids))
     parts = [folder / f"part-{i:05d}.parquet" for i in range(len(pieces))]
     ordered = [done[i] for i in range(len(pieces))]
     total = Marks(

@@ -22,6 +22,7 @@ import ray
 from components.config import Config
 from components.models.sources import ModelConfig, resolve_model
 from components.pruning.config import PruneConfig
+from components.storage import read_json
 from components.text import TextConfig
 from workflows.cluster import require
 from workflows.stage import Stage, StageContext, main
@@ -58,6 +59,7 @@ def run(context: StageContext) -> dict[str, Any]:
     cpus, gpu = task_shape()
     what = f"{cpus} CPUs" + (" and a GPU" if gpu else "")
     if config.prune.active:
+        config.prune.check_layers(read_json(source / "config.json")["num_hidden_layers"])
         log.info("prune     %s on %s", _plan(config.prune), what)
     else:
         log.info("prune     nothing to drop: the model is copied as it is")

@@ -65,7 +65,8 @@ class Tracker:
     def _start(self, config: Config, parent_run_id: str | None) -> None:
         for name, value in _IMPATIENT.items():
             os.environ.setdefault(name, value)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
+        for name in ("alembic", "mlflow"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
         self._client = MlflowClient(self.uri)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,17 @@ class Marks:
     texts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
     lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     counts: Counter[str] = field(default_factory=Counter)
+
+    def packed(self) -> dict[str, Any]:
+        """As one row of bytes, to travel between processes."""
+        arrays = {"docids": self.docids, "texts": self.texts, "lengths": self.lengths}
+        return {name: array.tobytes() for name, array in arrays.items()} | {"counts": json.dumps(self.counts)}
+
+    @classmethod
+    def unpacked(cls, row: dict[str, Any]) -> Marks:
+        """What `packed` packed."""
+        docids, texts = (np.frombuffer(row[name], np.uint64) for name in ("docids", "texts"))
+        return cls(docids, texts, np.frombuffer(row["lengths"], np.int32), Counter(json.loads(row["counts"])))
 
 
 def mark(text: str) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.text import Text, TextConfig
-from serve.highlight import make_snippet, strong_terms, token_spans, without_title, words_of_tokens
-from tests.conftest import make_tokenizer
+from serve import highlight
+from serve.highlight import Words, make_snippet, strong_terms, without_title
+from tests.conftest import SENTENCES, make_tokenizer
 
 LONG = "one word after another goes here. " * 20 + "Then the lift of a wing is told. " + "and more words follow. " * 20
 
@@ -35,9 +37,9 @@ def test_a_term_that_begins_a_word_is_not_found_inside_one() -> None:
 def test_spans_are_where_the_tokens_are_and_pieces_of_a_word_are_joined(tiny_text: Text) -> None:
     text = "The LIFT of a wing, and lift"
     wanted = set(tiny_text.plain([" lift"])[0])
-    spans = token_spans(tiny_text.tokenizer, text, wanted)
+    spans = Words(tiny_text.tokenizer).spans(text, wanted)
     assert [text[start:end].lower() for start, end in spans] == ["lift", "lift"]
-    assert token_spans(tiny_text.tokenizer, text, set()) == []
+    assert Words(tiny_text.tokenizer).spans(text, set()) == []
 
 
 def test_title_is_taken_off_however_often_it_is_repeated() -> None:
@@ -53,12 +55,25 @@ def test_faint_terms_are_not_strong() -> None:
 
 def test_every_token_of_a_query_belongs_to_a_word(tiny_text: Text) -> None:
     query = "slipstream, lift?"
-    words = words_of_tokens(tiny_text.tokenizer, query)
+    words = Words(tiny_text.tokenizer).first_words(query)
     assert set(words) == set(tiny_text.plain([" " + query])[0])
     assert set(words.values()) == {"slipstream", ",", "lift", "?"}
 
 
 TEXT = Text.from_tokenizer(make_tokenizer(), TextConfig(), bos_id=1, eos_id=2, pad_id=0)
+WORDS = Words(TEXT.tokenizer)
+
+
+def test_words_one_by_one_have_the_tokens_of_the_whole_text() -> None:
+    for text in (*SENTENCES, *SENTENCES):
+        assert WORDS.ids(text) == set(TEXT.plain([" " + text])[0])
+
+
+def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highlight, "WORDS_KEPT", 2)
+    words = Words(TEXT.tokenizer)
+    for sentence in SENTENCES:
+        assert words.ids(sentence) == WORDS.ids(sentence)
 
 
 @settings(deadline=None, max_examples=200)
@@ -67,7 +82,7 @@ def test_any_text_gives_spans_inside_it(text: str, query: str, characters: int) 
     wanted = set(TEXT.plain([" " + query])[0])
     surfaces = {TEXT.tokenizer.decode([term]): 1.0 for term in wanted}
     snippet = make_snippet(text, surfaces, characters)
-    spans = token_spans(TEXT.tokenizer, snippet, wanted)
+    spans = WORDS.spans(snippet, wanted)
     assert all(0 <= start < end <= len(snippet) for start, end in spans)
     assert all(a[1] < b[0] for a, b in pairwise(spans))
-    words_of_tokens(TEXT.tokenizer, query)
+    WORDS.first_words(query)

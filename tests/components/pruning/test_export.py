@@ -87,9 +87,7 @@ def test_what_stock_can_express_loads_with_stock(
         slice_widths(any_model, rank_neurons(random_scores(any_model, 0), 0.25, scope="layer"))
     save_pruned(any_model, tmp_path)
     assert PRUNING_KEY not in read_json(tmp_path / "config.json")
-    loaded, info = AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="eager", output_loading_info=True
-    )
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert parameter_count(loaded) == parameter_count(any_model)
     torch.testing.assert_close(logits(loaded, ids), logits(any_model, ids), rtol=0, atol=0)

@@ -129,9 +129,7 @@ def test_ranking_properties(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=5))
     minimum, multiple = data.draw(st.integers(1, 6)), data.draw(st.sampled_from([1, 2, 8]))
     values = st.integers(0, 5)
-    scores = [
-        torch.tensor(data.draw(st.lists(values, min_size=n, max_size=n)), dtype=torch.float32) for n in sizes
-    ]
+    scores = [torch.tensor(data.draw(st.lists(values, min_size=n, max_size=n)), dtype=torch.float32) for n in sizes]
     total, removable = sum(sizes), sum(max(0, n - minimum) for n in sizes)
     wanted = data.draw(st.integers(0, min(removable, total - 1)))
     keep = rank_neurons(scores, wanted / total, min_width=minimum, round_to=multiple)
@@ -165,7 +163,11 @@ def test_wanda_equals_a_slow_reference_in_any_batching(llama: PreTrainedModel, i
     mask = torch.ones_like(ids)
     padded = torch.cat([ids, torch.zeros_like(ids[:, :2])], 1)
     mask = torch.cat([mask, torch.zeros_like(ids[:, :2])], 1)
-    for batches in ([(ids, None)], [(row[None], None) for row in ids], [(padded[:2], mask[:2]), (padded[2:], mask[2:])]):
+    for batches in (
+        [(ids, None)],
+        [(row[None], None) for row in ids],
+        [(padded[:2], mask[:2]), (padded[2:], mask[2:])],
+    ):
         scores = wanda_scores(llama, batches)
         assert scores[0] is None
         for index in (1, 2, 3):
