@@ -63,7 +63,7 @@ class Words:
         return {token_id for word in text[:LONGEST_READ].split() for token_id, _, _ in self._tokens(word)}
 
     def spans(self, text: str, wanted: Set[int]) -> list[tuple[int, int]]:
-        """Where tokens of `wanted` stand in `text`, in order, without the space in front; pieces of words are joined."""
+        """Where tokens of `wanted` stand in `text`, in order, without the space in front; pieces of a word are one."""
         found: list[tuple[int, int]] = []
         for match in _WORD.finditer(text) if wanted else ():
             shift = match.start()
