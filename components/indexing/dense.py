@@ -6,8 +6,10 @@ import logging
 import math
 from pathlib import Path
 
-import faiss
 import numpy as np
+
+logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it tells of every instruction set that it tries
+import faiss  # noqa: E402
 
 log = logging.getLogger(__name__)
 
