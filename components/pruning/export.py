@@ -93,8 +93,8 @@ def _read_config(folder: Path) -> tuple[PretrainedConfig, Layout]:
     base = state[PRUNING_KEY].get("model_type")
     if state.get("model_type") != f"{PREFIX}{base}":
         raise ValueError(
-            f"{path}: model_type is {state.get('model_type')!r} but {PRUNING_KEY} was written for {PREFIX}{base}: the folder "
-            f"was edited, or written by save_pretrained, not save_pruned. Prune or train again."
+            f"{path}: model_type is {state.get('model_type')!r} but {PRUNING_KEY} was written for {PREFIX}{base}: the "
+            f"folder was edited, or written by save_pretrained, not save_pruned. Prune or train again."
         )
     family(base)
     layout = Layout.from_json(state[PRUNING_KEY], state["num_hidden_layers"], path)

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from components.pruning.architecture import layers_of
 from components.pruning.importance import KINDS, score_sublayers
 
 
 def slow_reference(model: PreTrainedModel, rows: list[list[int]]) -> dict[str, np.ndarray]:
-    """Each row alone, every sub-layer called by hand on the stored states (spec 4.1)."""
-    found: dict[str, list[list[float]]] = {kind: [[] for _ in model.base_model.layers] for kind in KINDS}
+    """Each row alone, all states stored, every sub-layer after the attention called by hand on them (spec 4.1)."""
+    layers = list(layers_of(model))
+    found: dict[str, list[list[float]]] = {kind: [[] for _ in layers] for kind in KINDS}
+    states: dict[tuple[int, str], Tensor] = {}
+
+    def keep(key: tuple[int, str]) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...] | None = None) -> None:
+            states[key] = (inputs if output is None else output)[0].clone()
+
+        return hook
+
+    for index, layer in enumerate(layers):
+        layer.input_layernorm.register_forward_pre_hook(keep((index, "in")))
+        layer.self_attn.register_forward_hook(keep((index, "attention")))
     for row in rows:
-        states: dict[tuple[int, str], Tensor] = {}
-        hooks = []
-        for index, layer in enumerate(model.base_model.layers):
-            sandwich = hasattr(layer, "pre_feedforward_layernorm")
-
-            def keep_input(module: nn.Module, inputs: tuple[Tensor, ...], key: tuple[int, str]) -> None:
-                states[key] = inputs[0].clone()
-
-            def keep_attention(module: nn.Module, inputs: tuple, output: tuple, index: int = index) -> None:
-                states[index, "attention"] = output[0].clone()
-
-            hooks.append(
-                layer.input_layernorm.register_forward_pre_hook(
-                    lambda m, i, index=index: keep_input(m, i, (index, "in"))
-                )
-            )
-            hooks.append(layer.self_attn.register_forward_hook(keep_attention))
         with torch.no_grad():
             model(input_ids=torch.tensor([row]), use_cache=False)
-            for index, layer in enumerate(model.base_model.layers):
+            for index, layer in enumerate(layers):
                 sandwich = hasattr(layer, "pre_feedforward_layernorm")
                 before, attended = states[index, "in"], states[index, "attention"]
                 if sandwich:
@@ -46,12 +44,10 @@ def slow_reference(model: PreTrainedModel, rows: list[list[int]]) -> dict[str, n
                     added = layer.mlp(layer.post_attention_layernorm(between))
                 after = between + added
                 pairs = {"attention": (before, between), "mlp": (between, after), "block": (before, after)}
-                for kind, (left, right) in pairs.items():
-                    left, right = left[0].double(), right[0].double()
+                for kind, pair in pairs.items():
+                    left, right = (state[0].double() for state in pair)
                     cosine = (left * right).sum(-1) / (left.norm(dim=-1) * right.norm(dim=-1))
                     found[kind][index] += cosine.tolist()
-        for hook in hooks:
-            hook.remove()
     return {kind: np.asarray([np.mean(values) for values in layers]) for kind, layers in found.items()}
 
 
