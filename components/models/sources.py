@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import re
+import shutil
 import time
 import uuid
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 from filelock import FileLock
 
 from components.models.config import ModelConfig
-from components.storage import replace_folder, sha256_file
+from components.storage import read_json, replace_folder, sha256_file, write_json
+from components.text import TOKENIZER_FILE
 
 __all__ = ["ModelConfig", "convert_gguf", "resolve_model"]
 
@@ -66,8 +68,11 @@ def convert_gguf(path: Path, cache: Path) -> Path:
         logger.info("Converting %s (%.0f MB) to safetensors, once", path.name, path.stat().st_size / 1e6)
         began = time.perf_counter()
         temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.tmp")
-        _write_plain(path, temporary)
-        replace_folder(temporary, final)
+        try:
+            _write_plain(path, temporary)
+            replace_folder(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         logger.info("Converted in %.0f s: %s", time.perf_counter() - began, final)
     return final
 
@@ -94,6 +99,15 @@ def _write_plain(path: Path, folder: Path) -> None:
         plain.tie_weights()
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    _drop_invented_tokens(folder / TOKENIZER_FILE, plain.get_input_embeddings().weight.shape[0])
+
+
+def _drop_invented_tokens(path: Path, rows: int) -> None:
+    """Remove added tokens behind the model's last row: transformers adds its default unk to a GGUF that names none."""
+    state = read_json(path)
+    kept = [token for token in state["added_tokens"] if token["id"] < rows]
+    if len(kept) < len(state["added_tokens"]):
+        write_json(path, state | {"added_tokens": kept})
 
 
 def _distribution_file(source: str) -> Path:

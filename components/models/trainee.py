@@ -27,7 +27,6 @@ from components.objectives.sparsity import flops_estimate, ramp
 from components.text import Text, instruction_prompt
 
 
-
 @dataclass
 class LossTerms:
     """Weighted terms whose sum is the loss, and numbers to look at."""
@@ -65,13 +64,20 @@ class Trainee(nn.Module):
         center = None
         if self.config.center and self.extras.center is not None:
             center = torch.from_numpy(self.extras.center).to(device)
-        dense = gather_with_gradient(dense_vectors(pool(states.hidden, states.mask, states.content, self.config.pooling), center))
+        dense = gather_with_gradient(
+            dense_vectors(pool(states.hidden, states.mask, states.content, self.config.pooling), center)
+        )
         masked = equal_document_mask(torch.from_numpy(whole.keys).to(device), group)
         found = LossTerms({}, {})
         teacher = None
         if terms.symmetric_dense:
             queries = full_query_vectors(
-                self.model, batch.queries, text=self.text, config=self.config, instruction=self._instruction, center=center
+                self.model,
+                batch.queries,
+                text=self.text,
+                config=self.config,
+                instruction=self._instruction,
+                center=center,
             )
             teacher = scores_QD(gather_with_gradient(queries), dense, terms.dense_temperature)
             found.weighted["symmetric_dense"] = terms.symmetric_dense * contrastive_loss(teacher, group, masked)
@@ -110,7 +116,9 @@ class Trainee(nn.Module):
         columns = np.unique(np.asarray([token for tokens in token_lists for token in tokens], dtype=np.int64))
         sample = np.arange(size)
         if terms.flops_columns is not None and terms.flops_columns < size:
-            sample = np.sort(np.random.default_rng([self._seed, 3, step]).choice(size, terms.flops_columns, replace=False))
+            sample = np.sort(
+                np.random.default_rng([self._seed, 3, step]).choice(size, terms.flops_columns, replace=False)
+            )
         asked = torch.from_numpy(np.concatenate([columns, sample])).to(device)
         values = sparse_values(
             states.hidden, states.content, head_weight(self.model, size), self.config,
