@@ -1,10 +1,11 @@
-"""Which pairs make the batch of a step: a function of seed and step only, so a resumed run sees what an undisturbed one would."""
+"""Which pairs make the batch of a step: a function of seed and step alone, so a resumed run sees the same."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,8 +40,15 @@ class PairBatches:
     """All training batches over memory-mapped pairs: homogeneous in data set, shuffled anew each epoch."""
 
     def __init__(
-        self, folder: Path, *, batch_size: int, negatives: int, steps: int, seed: int, weights: Mapping[str, float] | None = None
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        batch_size: int,
+        negatives: int,
+        steps: int,
+        seed: int,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         files = sorted(folder.glob("*.parquet"))
         tables = [pq.read_table(path, memory_map=True) for path in files]
         for path, table in zip(files, tables, strict=True):
@@ -48,14 +56,23 @@ class PairBatches:
         table = pa.concat_tables(tables).filter(pc.field("split") == "train")
         names = sorted(pc.unique(table["dataset"]).to_pylist())
         if not names:
-            raise ValueError(f"{folder}: there is no training pair. Give data.pairs (for a bare corpus kind: title_body), or train.steps=0.")
+            raise ValueError(
+                f"{folder}: there is no training pair. Give data.pairs (for a bare corpus kind: title_body), or "
+                f"train.steps=0."
+            )
         unknown = sorted(set(weights or {}) - set(names))
         if unknown:
             raise ValueError(f"train.datasets names {', '.join(unknown)}, but the pairs are of {', '.join(names)}")
         self._tables = [table.filter(pc.field("dataset") == name) for name in names]
         self.names, self.sizes = names, [part.num_rows for part in self._tables]
-        share = np.asarray([(weights or {}).get(name, 0.0 if weights else size) for name, size in zip(names, self.sizes, strict=True)])
-        self._choice = np.random.default_rng([seed, 0]).choice(len(names), size=steps, p=share / share.sum()) if steps else np.zeros(0, int)
+        share = np.asarray(
+            [(weights or {}).get(name, 0.0 if weights else size) for name, size in zip(names, self.sizes, strict=True)]
+        )
+        self._choice = (
+            np.random.default_rng([seed, 0]).choice(len(names), size=steps, p=share / share.sum())
+            if steps
+            else np.zeros(0, int)
+        )
         self._batch_size, self._negatives, self._seed = batch_size, negatives, seed
         self._orders: dict[tuple[int, int], np.ndarray] = {}
 
@@ -66,31 +83,38 @@ class PairBatches:
         rows = [self._row(dataset, begin + i) for i in range(self._batch_size)]
         chosen = self._tables[dataset].take(pa.array(rows)).to_pylist()
         random = np.random.default_rng([self._seed, 2, step])
-        documents, keys = [], []
+        documents: list[str] = []
+        keys: list[np.int64] = []
         for row in chosen:
             texts, ids = self._documents(row, random)
             documents.extend(texts)
             keys.extend(np.uint64(mark(docid)).astype(np.int64) for docid in ids)
         return PairBatch(
-            self.names[dataset], [row["qid"] for row in chosen], [row["query"] for row in chosen], documents, np.asarray(keys, np.int64)
+            self.names[dataset],
+            [row["qid"] for row in chosen],
+            [row["query"] for row in chosen],
+            documents,
+            np.asarray(keys, np.int64),
         )
 
     def _row(self, dataset: int, position: int) -> int:
         epoch, place = divmod(position, self.sizes[dataset])
         key = (dataset, epoch)
         if key not in self._orders:
-            self._orders = {known: order for known, order in self._orders.items() if known[0] != dataset or known[1] == epoch - 1}
+            self._orders = {
+                known: order for known, order in self._orders.items() if known[0] != dataset or known[1] == epoch - 1
+            }
             self._orders[key] = np.random.default_rng([self._seed, 1, dataset, epoch]).permutation(self.sizes[dataset])
         return int(self._orders[key][place])
 
-    def _documents(self, row: dict, random: np.random.Generator) -> tuple[list[str], list[str]]:  # type: ignore[type-arg]
+    def _documents(self, row: dict[str, Any], random: np.random.Generator) -> tuple[list[str], list[str]]:
         texts, ids = [row["positive"]], [row["positive_docid"]]
         if self._negatives:
             pool = len(row["negatives"])
             if pool == 0:
                 raise ValueError(
-                    f"query {row['qid']!r} of data set {row['dataset']!r} has no negatives, but train.negatives={self._negatives}: "
-                    f"give pairs with negatives, or set train.negatives=0"
+                    f"query {row['qid']!r} of data set {row['dataset']!r} has no negatives, but "
+                    f"train.negatives={self._negatives}: give pairs with negatives, or set train.negatives=0"
                 )
             picked = random.choice(pool, size=self._negatives, replace=pool < self._negatives)
             texts += [row["negatives"][i] for i in picked]

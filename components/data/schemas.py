@@ -27,7 +27,8 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, path: Path | str) -> None:
     for field in wanted:
         position = found.get_field_index(field.name)
         if position < 0:
-            raise ValueError(f"{path}: field {field.name!r} is missing (found: {', '.join(found.names)}). Run ingest again.")
+            names = ", ".join(found.names)
+            raise ValueError(f"{path}: field {field.name!r} is missing (found: {names}). Run ingest again.")
         if found.field(position).type != field.type:
             raise ValueError(
                 f"{path}: field {field.name!r} is {found.field(position).type}, wanted {field.type}. Run ingest again."

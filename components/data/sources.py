@@ -5,33 +5,30 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
 import json
-import os
-import shutil
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TextIO
 
-import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
-from filelock import FileLock
+from components.data.config import split_source
+from components.data.files import (
+    Row,
+    arrow_rows,
+    either,
+    expand,
+    json_rows,
+    lines,
+    listing,
+    open_binary,
+    parquet_rows,
+)
+from components.data.ir_collections import document_rows, has_judgements, judgement_rows, load_ir_dataset
+from components.data.ir_collections import query_rows as ir_query_rows
+from components.data.rows import DataError, NotThereError, RowError
 
-from components.data.rows import RowError
-from components.storage import atomic_file
-
-Row = tuple[str, dict[str, Any]]
-"""(where it stands, its fields)"""
-
-VENDORED = Path(__file__).resolve().parents[2] / "workflows" / "data" / "ir_datasets"
-"""Archives kept in the repository, by the folder and name under which ir_datasets expects them."""
-KINDS = ("ir_datasets", "beir", "jsonl", "parquet", "hf")
+Judged = tuple[Iterator[Row], Iterator[Row]]
+"""Rows of queries, rows of judgements."""
+_HEADERS = ("score", "grade", "relevance", "rel", "label")
+_READERS = {"jsonl": json_rows, "parquet": parquet_rows, "hf": arrow_rows}
 
 
 @dataclass(frozen=True)
@@ -44,172 +41,105 @@ class Piece:
     def rows(self) -> Iterator[Row]:
         """Its rows, streamed."""
         if self.kind == "ir_datasets":
-            return _ir_rows(load_ir_dataset(self.place).docs_iter(), f"ir_datasets:{self.place} documents")
-        return {"jsonl": json_rows, "parquet": parquet_rows, "hf": arrow_rows}[self.kind](self.place)
-
-
-def split_source(source: str) -> tuple[str, str]:
-    """(kind, place) of a source text; refuses an unknown kind."""
-    kind, _, place = source.partition(":")
-    if kind not in KINDS or not place:
-        raise ValueError(f"source {source!r}: wanted <kind>:<place> with kind one of {', '.join(KINDS)}")
-    return kind, place
+            return document_rows(load_ir_dataset(self.place), self.place)
+        return _READERS[self.kind](self.place)
 
 
 def corpus_pieces(source: str) -> list[Piece]:
-    """The parts of a source's corpus, in order. FileNotFoundError: nothing there, or a glob that matches nothing."""
+    """The parts of a source's corpus (or of plain files), in order. NotThereError: nothing there."""
     kind, place = split_source(source)
     if kind == "ir_datasets":
+        load_ir_dataset(place)
         return [Piece(kind, place)]
     if kind == "beir":
-        return [Piece("jsonl", beir_file(place, "corpus.jsonl"))]
-    pattern = f"{place.rstrip('/')}/*.arrow" if kind == "hf" else place
-    return [Piece(kind, path) for path in expand(pattern)]
+        path = either(place, "corpus.jsonl")
+        if path is None:
+            raise NotThereError(f"{place}: no corpus.jsonl or corpus.jsonl.gz, so this is no BEIR folder")
+        return [Piece("jsonl", path)]
+    if kind == "hf":
+        return saved_pieces(place)
+    return [Piece(kind, path) for path in expand(place)]
 
 
-def query_rows(source: str, qrels: str | None, split: str) -> tuple[Iterator[Row], Iterator[Row]] | None:
-    """(rows of queries, rows of judgements with the fields qid, docid, grade) of a source; None for a bare corpus."""
+def saved_pieces(folder: str) -> list[Piece]:
+    """The files of a data set that Hugging Face `datasets` saved to disk, in its order; or a folder's Parquet files."""
+    folder, found = folder.rstrip("/"), listing(folder)
+    if "dataset_dict.json" in found:
+        splits = [name for name in found if name != "dataset_dict.json"]
+        raise DataError(f"hf:{folder} holds the splits {', '.join(splits)}. Name one, such as hf:{folder}/{splits[0]}")
+    if "state.json" in found:
+        with open_binary(expand(f"{folder}/state.json")[0]) as handle:
+            names = [entry["filename"] for entry in json.load(handle).get("_data_files", [])]
+    else:
+        names = [name for name in found if name.endswith(".arrow")]
+    if names:
+        return [Piece("hf", path) for name in names for path in expand(f"{folder}/{name}")]
+    names = [name for name in found if name.endswith(".parquet")]
+    if not names:
+        raise NotThereError(f"hf:{folder}: no .arrow or .parquet file there, so this is no saved data set")
+    return [Piece("parquet", path) for name in names for path in expand(f"{folder}/{name}")]
+
+
+def query_rows(source: str, qrels: str | None, split: str) -> Judged | None:
+    """(rows of queries, rows of judgements); None for a bare corpus.
+
+    With `qrels` the source holds the queries; without, it is a whole collection, and a BEIR folder's `split` is taken.
+    DataError: the folder has judgements, but not of this split.
+    """
+    if qrels is not None:
+        return _queries(source), _judgements(qrels)
     kind, place = split_source(source)
     if kind == "ir_datasets":
-        dataset = load_ir_dataset(place)
-        if not (dataset.has_queries() and dataset.has_qrels()):
-            return None
-        where = f"ir_datasets:{place}"
-        judged = (
-            (f"{where} judgement {i}", {"qid": row.query_id, "docid": row.doc_id, "grade": row.relevance})
-            for i, row in enumerate(dataset.qrels_iter())
-        )
-        return _ir_rows(dataset.queries_iter(), f"{where} queries"), judged
-    if kind == "beir":
-        judgements = beir_file(place, f"qrels/{split}.tsv", required=False)
-        if not judgements:
-            return None
-        return json_rows(beir_file(place, "queries.jsonl")), qrel_rows(judgements)
-    if qrels is None:
+        collection = load_ir_dataset(place)
+        return (_queries(source), judgement_rows(collection, place)) if has_judgements(collection) else None
+    if kind != "beir":
         return None
-    pieces = [row for piece in corpus_pieces(source) for row in piece.rows()]
-    return iter(pieces), (row for path in expand(split_source(qrels)[1] if ":" in qrels else qrels) for row in qrel_rows(path))
-
-
-def expand(pattern: str) -> list[str]:
-    """Files that match a glob, sorted; a plain path stands for itself."""
-    filesystem, path = fsspec.core.url_to_fs(os.path.expanduser(pattern))
-    found = sorted(filesystem.glob(path)) if any(mark in path for mark in "*?[") else [path] if filesystem.exists(path) else []
-    if not found:
-        raise FileNotFoundError(f"{pattern}: no such file, or the pattern matches none")
-    return [name if filesystem.protocol[0] == "file" else f"{filesystem.protocol[0]}://{name}" for name in found]
-
-
-def beir_file(folder: str, name: str, required: bool = True) -> str:
-    """The path of a file of a BEIR folder, plain or gzipped; "" where it is not required and not there."""
-    for candidate in (f"{folder.rstrip('/')}/{name}", f"{folder.rstrip('/')}/{name}.gz"):
-        filesystem, path = fsspec.core.url_to_fs(os.path.expanduser(candidate))
-        if filesystem.exists(path):
-            return candidate
-    if required:
-        raise FileNotFoundError(f"{folder}: no {name} or {name}.gz, so this is no BEIR folder")
-    return ""
-
-
-@contextmanager
-def open_text(path: str) -> Iterator[TextIO]:
-    """A text file, local or remote, gzipped or not; a truncated or broken archive names the file (case T-075)."""
-    try:
-        with fsspec.open(os.path.expanduser(path), "rt", encoding="utf-8", compression="infer") as handle:
-            yield handle
-    except (EOFError, zlib.error, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise ValueError(f"{path}: broken or cut off ({error}). Fetch it again.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 at byte {error.start}. Convert it, for example with iconv.") from error
-
-
-def json_rows(path: str) -> Iterator[Row]:
-    """Objects of a JSON-lines file; the error of a broken line names file and line."""
-    with open_text(path) as handle:
-        for number, line in enumerate(handle, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise RowError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
-            if not isinstance(record, dict):
-                raise RowError(f"{where}: an object is wanted, found {type(record).__name__}")
-            yield where, record
-
-
-def parquet_rows(path: str) -> Iterator[Row]:
-    """Rows of a Parquet file, a batch at a time."""
-    with fsspec.open(os.path.expanduser(path), "rb") as handle:
-        try:
-            reader = pq.ParquetFile(handle)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path}: not a whole Parquet file ({error})") from error
-        yield from _batches(reader.iter_batches(batch_size=1000), path)
-
-
-def arrow_rows(path: str) -> Iterator[Row]:
-    """Rows of an Arrow file that Hugging Face `datasets` saved to disk."""
-    with fsspec.open(os.path.expanduser(path), "rb") as handle:
-        yield from _batches(iter(pa.ipc.open_stream(io.BufferedReader(handle))), path)
-
-
-def _batches(batches: Iterator[pa.RecordBatch], path: str) -> Iterator[Row]:
-    number = 0
-    for batch in batches:
-        for record in batch.to_pylist():
-            number += 1
-            yield f"{path}, row {number}", record
+    path = either(place, f"qrels/{split}.tsv")
+    if path is None:
+        found = [name.removesuffix(".gz").removesuffix(".tsv") for name in listing(f"{place.rstrip('/')}/qrels")]
+        if found or either(place, "queries.jsonl"):
+            raise NotThereError(f"{place}: no judgements for split {split!r} (found: {', '.join(found) or 'none'})")
+        return None
+    return _queries(source), qrel_rows(path)
 
 
 def qrel_rows(path: str) -> Iterator[Row]:
-    """Judgements as qid, docid, grade: BEIR's three tab-separated columns with a header, or TREC's four; or Parquet."""
-    if path.endswith(".parquet"):
-        yield from parquet_rows(path)
-        return
-    with open_text(path) as handle:
-        for number, columns in enumerate(csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-            where = f"{path}, line {number}"
-            if len(columns) == 1:
-                columns = columns[0].split()
-            if not columns or (number == 1 and columns[0] in ("query-id", "qid", "query_id")):
-                continue
-            if len(columns) == 4:
-                columns = [columns[0], columns[2], columns[3]]
-            if len(columns) != 3:
-                raise RowError(f"{where}: 3 columns (query, document, grade) or 4 (TREC) are wanted, found {len(columns)}")
-            try:
-                yield where, {"qid": columns[0], "docid": columns[1], "grade": int(columns[2])}
-            except ValueError:
-                raise RowError(f"{where}: the grade {columns[2]!r} is not a whole number") from None
+    """Judgements as qid, docid, grade: BEIR's three tab-separated columns with a header, or TREC's four."""
+    for number, line in lines(path):
+        where = f"{path}, line {number}"
+        columns = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+        if not line.strip() or (number == 1 and columns[-1].strip().casefold() in _HEADERS):
+            continue
+        if len(columns) == 4:
+            columns = [columns[0], columns[2], columns[3]]
+        if len(columns) != 3:
+            raise RowError(f"{where}: 3 columns (query, document, grade) or 4 (TREC) are wanted, found {len(columns)}")
+        try:
+            grade = int(columns[2])
+        except ValueError:
+            raise RowError(f"{where}: the grade {columns[2]!r} is not a whole number") from None
+        yield where, {"qid": columns[0], "docid": columns[1], "grade": grade}
 
 
-def load_ir_dataset(name: str) -> Any:
-    """A collection of ir_datasets; an archive that this repository carries is first put into its cache, checked and whole."""
-    import ir_datasets
+def _queries(source: str) -> Iterator[Row]:
+    """Rows of the queries of a collection, or of files that hold queries."""
+    kind, place = split_source(source)
+    if kind == "ir_datasets":
+        return ir_query_rows(load_ir_dataset(place), place)
+    if kind == "beir":
+        path = either(place, "queries.jsonl")
+        if path is None:
+            raise NotThereError(f"{place}: no queries.jsonl or queries.jsonl.gz beside its judgements")
+        return json_rows(path)
+    return (row for piece in corpus_pieces(source) for row in piece.rows())
 
-    home = Path(ir_datasets.util.home_path())
-    for archive in sorted((VENDORED / name.split("/")[0]).glob("*.gz")):
-        _seed_cache(archive, home / archive.parent.name / archive.name)
+
+def _judgements(place: str) -> Iterator[Row]:
+    """Rows of JSON lines, Parquet or a saved data set, by kind or ending; of tab-separated files otherwise."""
     try:
-        return ir_datasets.load(name)
-    except KeyError:
-        raise ValueError(f"ir_datasets:{name}: ir_datasets {ir_datasets.__version__} knows no such collection") from None
-
-
-def _seed_cache(archive: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    wanted = hashlib.sha256(archive.read_bytes()).hexdigest()
-    with FileLock(target.with_name(target.name + ".lock")):
-        if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == wanted:
-            return
-        with atomic_file(target) as temporary:
-            shutil.copyfile(archive, temporary)
-
-
-def _ir_rows(items: Iterator[Any], where: str) -> Iterator[Row]:
-    for number, item in enumerate(items, 1):
-        yield f"{where}, row {number}", item._asdict()
+        kind, _ = split_source(place)
+    except ValueError:
+        return (row for path in expand(place) for row in qrel_rows(path))
+    if kind in ("ir_datasets", "beir"):
+        raise DataError(f"qrels {place!r}: wanted files (tab-separated, jsonl:, parquet: or hf:)")
+    return (row for piece in corpus_pieces(place) for row in piece.rows())
