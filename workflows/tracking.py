@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,12 @@ log = logging.getLogger("almanac")
 
 SPOOL = "mlflow-spool.jsonl"
 IDENTITY = "mlflow.json"
-_IMPATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
-              "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # fmt: skip
+_IMPATIENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 """MLflow's own defaults wait for minutes on a dead server (case T-142)."""
 
 
@@ -38,19 +43,20 @@ def tracking_uri(config: Config) -> str:
         return f"sqlite:///{config.root.parent / 'mlflow.db'}"
     if "://" not in uri or uri.startswith("file:"):
         raise ValueError(
-            f"tracking.uri={uri!r}: MLflow no longer logs into plain folders. Use sqlite:///path/mlflow.db or a server's URL; "
-            f"old runs move over with `mlflow migrate-filestore --source {uri} --target sqlite:///mlflow.db`."
+            f"tracking.uri={uri!r}: MLflow no longer logs into plain folders. Use sqlite:///path/mlflow.db or a "
+            f"server's URL; old runs move over with `mlflow migrate-filestore --source {uri} --target sqlite:///mlflow.db`."
         )
     return uri
 
 
 class Tracker:
-    """One MLflow run for one pipeline run; started again under the same run name it goes on with the same MLflow run."""
+    """One MLflow run for one pipeline run; started again under the same run name it goes on with that MLflow run."""
 
     def __init__(self, root: Path, uri: str | None) -> None:
         self.root, self.uri = root, uri
         self.run_id: str | None = None
         self._client: Any = None
+        self._lock = threading.RLock()
 
     @classmethod
     def open(cls, config: Config, root: Path, parent_run_id: str | None = None) -> Tracker:
@@ -124,22 +130,29 @@ class Tracker:
     def _safely(self, kind: str, payload: dict[str, Any], send: Callable[[], None]) -> None:
         if self.uri is None:
             return
-        if self._client is not None or kind == "open":
-            try:
-                send()
-            except Exception as error:
-                self._client = None
-                log.warning("MLflow at %s does not take the run's records (%s): from here on they go to %s",
-                            self.uri, str(error).splitlines()[0][:200] if str(error) else type(error).__name__, self.root / SPOOL)  # fmt: skip
-            else:
-                return
-        with (self.root / SPOOL).open("a", encoding="utf-8") as spool:
-            spool.write(json.dumps({"kind": kind, **payload}) + "\n")
+        with self._lock:  # one sender at a time, so that threads that fail together warn once
+            if self._client is not None or kind == "open":
+                try:
+                    send()
+                except Exception as error:
+                    self._client = None
+                    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+                    log.warning(
+                        "MLflow at %s does not take the run's records (%s): from here on they go to %s",
+                        self.uri, reason, self.root / SPOOL,
+                    )  # fmt: skip
+                else:
+                    return
+            self.root.mkdir(parents=True, exist_ok=True)
+            with (self.root / SPOOL).open("a", encoding="utf-8") as spool:
+                spool.write(json.dumps({"kind": kind, **payload}) + "\n")
 
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         status = "FINISHED" if kind is None else "FAILED"
         if self._client is not None:
             self._safely("status", {"status": status}, lambda: self._client.set_terminated(self.run_id, status))
