@@ -96,3 +96,17 @@ def test_what_the_settings_need_must_be_there(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         saved(RetrieverConfig(**config), **extras)
+
+
+def test_a_pruned_backbone_comes_back_pruned(tiny_model_folder: Path, tiny_text: Text, tmp_path: Path) -> None:
+    from components.pruning.depth import drop_mlps
+
+    model = load_causal_lm(tiny_model_folder)
+    full = sum(p.numel() for p in model.parameters())
+    drop_mlps(model, [1, 3])
+    extras = Extras(token_scores=np.ones(tiny_text.vocabulary_size, np.float32))
+    save_retriever(tmp_path / "model", model, tiny_text, RetrieverConfig(), extras)
+    again = load_retriever(tmp_path / "model").model
+    assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters()) < full
+    ids = torch.tensor([[1, 30, 40, 2]])
+    assert torch.equal(again(ids).logits, model(ids).logits)
