@@ -171,13 +171,15 @@ def _write_pairs(
 ) -> None:
     """Write every pair source's parts, `part-<source>-<slice>.parquet`; a source without any pair is an error."""
     for number, source in enumerate(config.data.pairs):
-        found = _source_pairs(source, config, parts, folder / f"part-{number:03d}", evaluated)
-        counts.update(found)
-        train, dev, left_out = (found[f"pairs.{source.name}.{split}"] for split in ("train", "dev", "evaluated"))
+        try:
+            found = _source_pairs(source, config, parts, folder / f"part-{number:03d}", evaluated)
+        except DataError as error:
+            raise DataError(f"pairs {source.name!r}: {error}") from error
+        names = [f"pairs.{source.name}.{split}" for split in ("train", "dev", "evaluated")]
+        train, dev, left_out = (found[name] for name in names)
+        counts.update({name: found[name] for name in names})
         if train + dev == 0:
-            raise DataError(
-                f"pairs {source.name!r}: its source gives no pair. Look at the titles or judgements it has."
-            )
+            raise DataError(f"pairs {source.name!r}: its source gives no pair. See the titles or judgements it has.")
         log.info("data      pairs %s: %d train, %d dev", source.name, train, dev)
         if left_out:
             log.warning("data      pairs %s: %d left out, because their query is evaluated", source.name, left_out)
@@ -228,7 +230,7 @@ def _qrel_pairs(source: PairSource, config: Config, parts: list[Path]) -> Iterat
     place = (source.queries or data.queries) if source.qrels else (source.source or data.source)
     found = query_rows(place or "", source.qrels, source.split or "train")
     if found is None:
-        raise DataError(f"pairs {source.name!r}: {place} has no judged queries")
+        raise DataError(f"{place} has no judged queries")
     table = checks.query_table(found[0], ignored)
     queries = dict(zip(table["qid"].to_pylist(), table["text"].to_pylist(), strict=True))
     qrels = checks.qrel_table(found[1], source.grades or (data.grades if own else None), ignored)

@@ -100,6 +100,8 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
             for line in io.TextIOWrapper(handle, encoding="utf-8-sig"):
                 number += 1
                 yield number, line
+    except NotThereError:
+        raise
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: not UTF-8 after line {number} ({error.reason}). Convert it, for example with iconv."

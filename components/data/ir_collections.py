@@ -55,10 +55,13 @@ def cranfield(archive: Path = CRANFIELD) -> Any:
     from ir_datasets.datasets import cranfield as reader
     from ir_datasets.datasets.base import Dataset
 
-    docs, queries, qrels = (
-        Member(archive, CRANFIELD_SHA256, name) for name in ("cran.all.1400", "cran.qry", "cranqrel")
-    )
-    return Dataset(reader.CranfieldDocs(docs), reader.CranfieldQueries(queries), reader.CranfieldQrels(qrels))
+    class Docs(reader.CranfieldDocs):
+        def docs_iter(self) -> Iterator[Any]:
+            """From the archive, whatever document store an ir_datasets home holds (it may be half built)."""
+            return reader.CranfieldDocs.docs_iter.__wrapped__(self)
+
+    docs, queries, qrels = (Member(archive, CRANFIELD_SHA256, n) for n in ("cran.all.1400", "cran.qry", "cranqrel"))
+    return Dataset(Docs(docs), reader.CranfieldQueries(queries), reader.CranfieldQrels(qrels))
 
 
 _CARRIED: dict[str, Callable[[], Any]] = {"cranfield": cranfield}
