@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from components.indexing.dense import check_factory
 from components.section import Section
 
 
@@ -16,7 +17,14 @@ class IndexConfig(Section):
     """A FAISS factory string, or auto: exact half-precision vectors up to 200,000 documents a shard, IVF above."""
     training_vectors: int = Field(200_000, ge=1)
     """Most vectors that an IVF or PQ index is trained on, a sample spread evenly over the shard."""
+    probes: int | None = Field(None, ge=1)
+    """Lists that an IVF index reads a query; by default as many as a recall@10 of .98 takes on its own vectors."""
     recall_floor: float = Field(0.9, ge=0, le=1)
-    """The build is refused when recall@10 against exact search, on a sample of the shard's own vectors, is below this."""
+    """A build is refused when recall@10 against exact search, on a sample of the shard's vectors, is below this."""
     texts: bool = True
     """Keep titles and texts beside the vectors, so that serving can show them."""
+
+    @field_validator("dense")
+    @classmethod
+    def _known_to_faiss(cls, value: str) -> str:
+        return value if value == "auto" else check_factory(value)

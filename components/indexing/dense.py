@@ -4,75 +4,115 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from pathlib import Path
+from typing import Any
 
+import faiss
 import numpy as np
-
-logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it tells of every instruction set that it tries
-import faiss  # noqa: E402
 
 log = logging.getLogger(__name__)
 
 EXACT = "SQfp16"
 """Every vector compared, kept in half precision: the vectors arrive as float16, so nothing is lost."""
 EXACT_LIMIT = 200_000
-POINTS_A_CLUSTER = 39
+POINTS_A_CENTROID = 39
 """FAISS's own least number of training points a centroid."""
+TARGET_RECALL = 0.98
+"""Recall@10 at which doubling the lists an IVF index reads stops, on `PROBE_QUERIES` of its own vectors."""
+PROBE_QUERIES = 200
+MARGIN = 8
+"""Hits asked for beyond k, so that most ties at the k-th place are seen whole in one search."""
+BLOCK = 65_536
+
+Found = tuple[np.ndarray, np.ndarray]
+"""(rows int64, scores float32) of one query, best first."""
 
 
-def choose_factory(wanted: str, documents: int) -> str:
-    """The factory string that is used: what was asked for, or by size; exact where there is too little to train on (T-098)."""
-    if wanted != "auto":
-        clusters = _clusters(wanted)
-        if clusters * POINTS_A_CLUSTER > documents:
-            log.warning("%s needs %d vectors to train on, the shard has %d: exact %s instead", wanted, clusters * POINTS_A_CLUSTER, documents, EXACT)
+def choose_factory(wanted: str, documents: int, training_vectors: int = 200_000) -> str:
+    """The factory string that is used: `wanted`, or by size; exact where there is too little to train on (T-098).
+
+    `auto` above `EXACT_LIMIT` is IVF with about 4 √documents lists, a power of two that the training sample can fill.
+    """
+    points = min(documents, training_vectors)
+    if wanted == "auto":
+        if documents <= EXACT_LIMIT:
             return EXACT
-        return wanted
-    if documents <= EXACT_LIMIT:
+        lists = 1 << round(math.log2(4 * math.sqrt(documents)))
+        while lists > 1 and lists * POINTS_A_CENTROID > points:
+            lists //= 2
+        wanted = f"IVF{lists},{EXACT}"
+        log.info("dense index for %d documents: %s, trained on %d", documents, wanted, points)
+    least = training_points(wanted)
+    if least > points:
+        log.warning("%s needs %d vectors to train on, there are %d: exact %s instead", wanted, least, points, EXACT)
         return EXACT
-    clusters = 1 << round(math.log2(4 * math.sqrt(documents)))
-    log.info("dense index for %d documents: IVF%d,SQfp16", documents, clusters)
-    return f"IVF{clusters},SQfp16"
+    return wanted
 
 
-def _clusters(factory: str) -> int:
-    for part in factory.split(","):
-        if part.startswith("IVF") and part[3:].split("_")[0].isdigit():
-            return int(part[3:].split("_")[0])
-        if part.startswith("PQ"):
-            return 256
-    return 0
+def training_points(factory: str) -> int:
+    """Vectors that training `factory` needs: 39 for each centroid of its largest codebook."""
+    lists = [int(found) for found in re.findall(r"IVF(\d+)", factory)]
+    books = [1 << int(bits or 8) for bits in re.findall(r"(?:PQ|RQ|LSQ)\d+(?:x(\d+))?", factory)]
+    return POINTS_A_CENTROID * max([0, *lists, *books])
+
+
+def check_factory(factory: str) -> str:
+    """`factory` if FAISS understands it. ValueError: it does not, or `auto` was meant."""
+    try:
+        faiss.index_factory(3840, factory, faiss.METRIC_INNER_PRODUCT)  # a dimension that most numbers of parts divide
+    except RuntimeError as error:
+        if "parse" in str(error):
+            raise ValueError(
+                f"FAISS does not know the index {factory!r}: give auto, or a factory string such as "
+                "SQfp16, IVF1024,SQfp16 or HNSW32,SQ8"
+            ) from error
+    return factory
 
 
 class DenseIndex:
-    """A FAISS index over the rows of a shard that have a dense vector; rows are the shard's row numbers."""
+    """A FAISS index over the rows of a shard that have a dense vector; its ids are the shard's row numbers."""
 
-    def __init__(self, index: faiss.Index, factory: str) -> None:
-        self._index, self.factory = index, factory
-
-    @classmethod
-    def build(cls, vectors: np.ndarray, rows: np.ndarray, factory: str, training_vectors: int = 200_000) -> DenseIndex:
-        """Index `vectors` (float16 or float32 [N, H], unit rows) under the numbers `rows` (int64 [N])."""
-        index = faiss.index_factory(vectors.shape[1], f"IDMap2,{factory}", faiss.METRIC_INNER_PRODUCT)
-        if len(vectors):
-            step = max(1, -(-len(vectors) // training_vectors))
-            if not index.is_trained:
-                index.train(vectors[::step].astype(np.float32))
-            if "IVF" in factory:
-                faiss.extract_index_ivf(faiss.downcast_index(index.index)).nprobe = max(1, _clusters(factory) // 32)
-            for start in range(0, len(vectors), 65_536):
-                block = slice(start, start + 65_536)
-                index.add_with_ids(vectors[block].astype(np.float32), rows[block].astype(np.int64))
-        return cls(index, factory)
+    def __init__(self, index: Any) -> None:
+        """`index` is a `faiss.IndexIDMap` around whatever the factory string made."""
+        self._index = index
+        self._ivf = faiss.try_extract_index_ivf(faiss.downcast_index(index.index))
 
     @classmethod
-    def open(cls, path: Path, factory: str) -> DenseIndex:
-        """Read an index file, memory-mapped where FAISS can (IVF)."""
-        flags = faiss.IO_FLAG_MMAP if "IVF" in factory else 0
+    def build(
+        cls, vectors: np.ndarray, rows: np.ndarray, factory: str, training_vectors: int = 200_000,
+        probes: int | None = None,
+    ) -> DenseIndex:  # fmt: skip
+        """Index `vectors` (float16 or float32 [N, H], unit rows) under the ascending numbers `rows` (int64 [N]).
+
+        `probes` is how many lists an IVF index reads a query; None doubles it until recall@10 is `TARGET_RECALL`.
+        ValueError: FAISS cannot build `factory` for H dimensions.
+        """
         try:
-            return cls(faiss.read_index(str(path), flags), factory)
+            index = faiss.index_factory(vectors.shape[1], f"IDMap,{factory}", faiss.METRIC_INNER_PRODUCT)
+            if len(vectors) and not index.is_trained:
+                step = max(1, -(-len(vectors) // training_vectors))
+                index.train(vectors[::step].astype(np.float32))
         except RuntimeError as error:
-            raise ValueError(f"{path}: FAISS cannot read it ({str(error).splitlines()[-1]}). Build the index again.") from error
+            reason = str(error).splitlines()[-1]
+            raise ValueError(
+                f"index.dense={factory} cannot be built for {vectors.shape[1]} dimensions: {reason}"
+            ) from error
+        for start in range(0, len(vectors), BLOCK):
+            block = slice(start, start + BLOCK)
+            index.add_with_ids(vectors[block].astype(np.float32), rows[block].astype(np.int64))
+        built = cls(index)
+        built._set_probes(vectors, rows, probes)
+        return built
+
+    @classmethod
+    def open(cls, path: Path) -> DenseIndex:
+        """Map an index file into memory."""
+        try:
+            return cls(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1]
+            raise ValueError(f"{path}: FAISS cannot read it ({reason}). Build the index again.") from error
 
     def save(self, path: Path) -> None:
         """Write the FAISS file."""
@@ -81,39 +121,71 @@ class DenseIndex:
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
-    def search(self, queries: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(rows int64, scores float32) of the best `k` documents of each unit query [Q, H], best first.
+    @property
+    def probes(self) -> int | None:
+        """Lists read for a query; None where the index has no lists."""
+        return int(self._ivf.nprobe) if self._ivf is not None else None
 
-        Lists are shorter where fewer were found: FAISS's −1 never leaves this function (T-092). A zero query finds nothing.
-        ValueError: a query holds NaN or infinity.
+    def search(self, queries: np.ndarray, k: int) -> list[Found]:
+        """The best `k` documents of each unit query [Q, H], **and every other that ties with the k-th**, best first.
+
+        So whoever merges shards can settle ties by docid. Lists are shorter where fewer were found: FAISS's −1 never
+        leaves this function (T-092). A zero query finds nothing. ValueError: a query holds NaN or infinity.
         """
         bad = np.flatnonzero(~np.isfinite(queries).all(axis=1))
         if len(bad):
             raise ValueError(f"query {int(bad[0])}: its dense vector holds NaN or infinity")
-        empty = (np.zeros(0, np.int64), np.zeros(0, np.float32))
-        if len(self) == 0 or len(queries) == 0:
-            return [empty for _ in queries]
-        scores, rows = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), min(k, len(self)))
-        alive = np.abs(queries).sum(axis=1) > 0
-        return [
-            (rows[q][rows[q] >= 0], scores[q][rows[q] >= 0]) if alive[q] else empty for q in range(len(queries))
-        ]
+        found: list[Found] = [(np.zeros(0, np.int64), np.zeros(0, np.float32))] * len(queries)
+        left = np.flatnonzero(queries.any(axis=1))
+        wanted = min(k, len(self))
+        asked = min(wanted + MARGIN, len(self))
+        while len(left) and wanted:
+            scores, rows = self._index.search(np.ascontiguousarray(queries[left], dtype=np.float32), asked)
+            tied = (scores[:, -1] == scores[:, wanted - 1]) & (rows[:, -1] >= 0) & (asked < len(self))
+            for place in np.flatnonzero(~tied).tolist():
+                keep = (rows[place] >= 0) & (scores[place] >= scores[place, wanted - 1])
+                found[left[place]] = (rows[place][keep], scores[place][keep])
+            left, asked = left[tied], min(4 * asked, len(self))
+        return found
 
     def recall(self, vectors: np.ndarray, rows: np.ndarray, sample: int = 100, k: int = 10) -> float:
-        """Recall@k against exact search, on `sample` of the index's own vectors (with their rows) spread evenly."""
-        if len(vectors) == 0:
-            return 1.0
+        """Recall@k against exact search, on `sample` of the index's own vectors (and their rows) spread evenly.
+
+        A document counts as found when its exact score is among the k best, so equal vectors can stand for each other.
+        """
         queries = vectors[:: max(1, len(vectors) // sample)][:sample].astype(np.float32)
-        scores, places = [], []
-        for start in range(0, len(vectors), 65_536):
-            block = vectors[start : start + 65_536].astype(np.float32)
-            found = faiss.knn(queries, block, min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
-            scores.append(found[0])
-            places.append(found[1] + start)
-        best = np.argsort(-np.concatenate(scores, axis=1), axis=1, kind="stable")[:, :k]
-        exact = rows[np.take_along_axis(np.concatenate(places, axis=1), best, axis=1)]
-        own = self.search(queries, k)
-        return float(np.mean([len(np.intersect1d(wanted, found[0])) / len(wanted) for wanted, found in zip(exact, own, strict=True)]))
+        return self._recall(vectors, rows, queries, _exact_scores(vectors, queries, min(k, len(vectors))))
+
+    def _recall(self, vectors: np.ndarray, rows: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> float:
+        if exact.size == 0:
+            return 1.0
+        hits, k = 0, exact.shape[1]
+        for query, floor, (found, _) in zip(queries, exact[:, -1], self.search(queries, k), strict=True):
+            scores = vectors[np.searchsorted(rows, found[:k])].astype(np.float32) @ query
+            hits += int((scores >= floor - 1e-5).sum())
+        return hits / exact.size
+
+    def _set_probes(self, vectors: np.ndarray, rows: np.ndarray, probes: int | None) -> None:
+        if self._ivf is None:
+            return
+        lists = self._ivf.nlist
+        self._ivf.nprobe = min(probes or 1, lists)
+        if probes is None:
+            queries = vectors[:: max(1, len(vectors) // PROBE_QUERIES)][:PROBE_QUERIES].astype(np.float32)
+            exact = _exact_scores(vectors, queries, min(10, len(vectors)))
+            while self._ivf.nprobe < lists and self._recall(vectors, rows, queries, exact) < TARGET_RECALL:
+                self._ivf.nprobe = min(2 * self._ivf.nprobe, lists)
+        log.info("dense index reads %d of %d lists a query", self._ivf.nprobe, lists)
+
+
+def _exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """float32 [Q, k]: the k best inner products of each query, best first."""
+    best = np.full((len(queries), k), -np.inf, np.float32)
+    for start in range(0, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK].astype(np.float32)
+        scores = faiss.knn(queries, block, min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT)[0]
+        best = -np.sort(-np.concatenate([best, scores], axis=1), axis=1)[:, :k]
+    return best
 
 
 def set_threads(count: int) -> None:

@@ -42,7 +42,11 @@ def list_contributions(scores: np.ndarray, config: FusionConfig) -> np.ndarray:
 
 
 def fuse(
-    dense_rows: np.ndarray, dense_scores: np.ndarray, sparse_rows: np.ndarray, sparse_scores: np.ndarray, config: FusionConfig
+    dense_rows: np.ndarray,
+    dense_scores: np.ndarray,
+    sparse_rows: np.ndarray,
+    sparse_scores: np.ndarray,
+    config: FusionConfig,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows int64, fused scores float64) of the union of two lists of document rows, rows ascending.
 
@@ -57,3 +61,11 @@ def fuse(
     )
     union, place = np.unique(rows, return_inverse=True)
     return union, np.bincount(place, weights=parts, minlength=len(union))
+
+
+def best_first(scores: np.ndarray, ranks: np.ndarray, k: int) -> np.ndarray:
+    """Places of the k best scores, descending, ties by rank ascending; only what can be among them is sorted."""
+    places = np.arange(len(scores))
+    if k < len(scores):
+        places = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+    return places[np.lexsort((ranks[places], -scores[places]))[:k]]

@@ -1,4 +1,4 @@
-"""Search over all shards of an index, dense, sparse or both; the same hits however the documents are cut into shards."""
+"""Search over all shards of an index, dense, sparse or both; the same hits however documents are cut into shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from components.indexing.fusion import FusionConfig, fuse, list_contributions
+from components.indexing.dense import Found
+from components.indexing.fusion import FusionConfig, best_first, fuse, list_contributions
 from components.indexing.shard import Shard
 from components.storage import fingerprint
 
@@ -91,16 +92,18 @@ class HybridIndex:
     ) -> list[list[Hit]]:  # fmt: skip
         """The best `k` hits of each query, score descending, then docid ascending; fewer where fewer were found.
 
-        `exclude` names one document a query to leave out, after fusion (spec trap 16). ValueError: k < 1, an unknown mode,
-        vectors of another size, or NaN in a query.
+        Hybrid fuses the `fusion.candidates` best of each side over all shards: a document's score does not depend on k.
+        `exclude` names one document a query to leave out, after fusion (spec trap 16). ValueError: k < 1, an unknown
+        mode, vectors of another size, or NaN in a query.
         """
         self._check(batch, k, mode)
         fusion = fusion or FusionConfig()
         wanted = k + (exclude is not None)
-        depth = max(wanted, fusion.candidates) if mode == "hybrid" else wanted
+        depth = fusion.candidates if mode == "hybrid" else wanted
         count = len(batch.indptr) - 1
-        dense = self._dense_lists(batch.dense, depth) if mode != "sparse" else [None] * count
-        sparse = self._sparse_lists(batch, depth) if mode != "dense" else [None] * count
+        nothing = [_List(np.zeros(0, np.int64), np.zeros(0, np.float32))] * count
+        dense = self._dense_lists(batch.dense, depth) if mode != "sparse" else nothing
+        sparse = self._sparse_lists(batch, depth) if mode != "dense" else nothing
         hits = []
         for query in range(count):
             found = self._join(dense[query], sparse[query], wanted, mode, fusion)
@@ -139,10 +142,13 @@ class HybridIndex:
             raise ValueError(f"mode {mode!r}: wanted hybrid, dense or sparse")
         if batch.dense.shape[1] != self.hidden_size:
             raise ValueError(
-                f"queries have {batch.dense.shape[1]} dimensions, the index {self.hidden_size}: table and index are of different models"
+                f"queries have {batch.dense.shape[1]} dimensions, the index {self.hidden_size}: "
+                "table and index are of different models"
             )
-        if not np.isfinite(batch.weights).all():
-            raise ValueError("a query's sparse vector holds NaN or infinity")
+        bad = np.flatnonzero(~np.isfinite(batch.weights))
+        if len(bad):
+            query = int(np.searchsorted(batch.indptr, bad[0], side="right")) - 1
+            raise ValueError(f"query {query}: its sparse vector holds NaN or infinity")
 
     def _dense_lists(self, queries: np.ndarray, depth: int) -> list[_List]:
         return self._merge([shard.dense.search(queries, depth) for shard in self.shards], len(queries), depth)
@@ -151,29 +157,32 @@ class HybridIndex:
         found = [shard.sparse.search(batch.indptr, batch.indices, batch.weights, depth) for shard in self.shards]
         return self._merge(found, len(batch.indptr) - 1, depth)
 
-    def _merge(self, found: list[list[tuple[np.ndarray, np.ndarray]]], count: int, depth: int) -> list[_List]:
-        """One list a query over all shards, of global rows, by (score, docid): never by what FAISS calls an id (T-094)."""
+    def _merge(self, found: list[list[Found]], count: int, depth: int) -> list[_List]:
+        """One list a query over all shards, of global rows, by (score, docid), never by FAISS's own ids (T-094)."""
         lists = []
         for query in range(count):
-            rows = np.concatenate([found[s][query][0] + self._offsets[s] for s in range(len(self.shards))]).astype(np.int64)
-            scores = np.concatenate([found[s][query][1] for s in range(len(self.shards))])
-            order = np.lexsort((self._ranks[rows], -scores))[:depth]
-            lists.append(_List(rows[order], scores[order]))
+            parts = [(found[s][query][0] + self._offsets[s], found[s][query][1]) for s in range(len(self.shards))]
+            rows, scores = (np.concatenate(side) for side in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+            if len(parts) > 1 or (scores[1:] == scores[:-1]).any():
+                order = np.lexsort((self._ranks[rows], -scores))
+                rows, scores = rows[order], scores[order]
+            lists.append(_List(rows[:depth], scores[:depth]))
         return lists
 
-    def _join(self, dense: _List | None, sparse: _List | None, k: int, mode: Mode, fusion: FusionConfig) -> list[Hit]:
-        if mode == "dense" and dense is not None:
-            return [Hit(self._docids[r], s, s, None, s, 0.0) for r, s in zip(dense.rows[:k].tolist(), dense.scores[:k].tolist(), strict=True)]
-        if mode == "sparse" and sparse is not None:
-            return [Hit(self._docids[r], s, None, s, 0.0, s) for r, s in zip(sparse.rows[:k].tolist(), sparse.scores[:k].tolist(), strict=True)]
-        assert dense is not None
-        assert sparse is not None
+    def _join(self, dense: _List, sparse: _List, k: int, mode: Mode, fusion: FusionConfig) -> list[Hit]:
+        if mode != "hybrid":
+            found = dense if mode == "dense" else sparse
+            pairs = zip(found.rows[:k].tolist(), found.scores[:k].tolist(), strict=True)
+            if mode == "dense":
+                return [Hit(self._docids[row], score, score, None, score, 0.0) for row, score in pairs]
+            return [Hit(self._docids[row], score, None, score, 0.0, score) for row, score in pairs]
         rows, scores = fuse(dense.rows, dense.scores, sparse.rows, sparse.scores, fusion)
-        best = np.lexsort((self._ranks[rows], -scores))[:k]
-        sides = [_side(dense, rows[best], fusion, fusion.dense_weight), _side(sparse, rows[best], fusion, fusion.sparse_weight)]
+        best = best_first(scores, self._ranks[rows], k)
+        rows, scores = rows[best], scores[best]
+        sides = (_side(dense, rows, fusion, fusion.dense_weight), _side(sparse, rows, fusion, fusion.sparse_weight))
         return [
             Hit(self._docids[row], score, d, s, dp, sp)
-            for row, score, (d, dp), (s, sp) in zip(rows[best].tolist(), scores[best].tolist(), *sides, strict=True)
+            for row, score, (d, dp), (s, sp) in zip(rows.tolist(), scores.tolist(), *sides, strict=True)
         ]
 
 

@@ -1,10 +1,10 @@
-"""A shard of the index: one folder with dense and sparse files, the documents' ids and texts, and a manifest over all."""
+"""A shard of the index: a folder with dense and sparse files, the documents' ids and texts, a manifest over all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +12,13 @@ from scipy.sparse import csr_matrix
 
 from components.indexing.config import IndexConfig
 from components.indexing.dense import DenseIndex, choose_factory
-from components.indexing.sparse import FILES, SparseIndex
+from components.indexing.sparse import FILES, SparseIndex, round_to_half
 from components.section import Section
 from components.storage import read_json, sha256_file, write_json
 
 FORMAT_VERSION = 1
 MANIFEST, DENSE_FILE, DOCUMENTS_FILE = "manifest.json", "dense.faiss", "documents.arrow"
+Strings: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 
 
 class ShardManifest(Section):
@@ -28,7 +29,13 @@ class ShardManifest(Section):
     hidden_size: int
     vocabulary_size: int
     model_fingerprint: str
+    text_fingerprint: str = ""
+    """Tokenizer and text rules that the documents were encoded with."""
+    table_fingerprint: str = ""
+    """SHA-256 of the look-up table that the queries of this run are encoded with."""
     dense_factory: str
+    dense_probes: int | None = None
+    """Lists that an IVF index reads a query."""
     dense_vectors: int
     dense_recall: float
     """Recall@10 of the dense index against exact search when it was built."""
@@ -42,36 +49,39 @@ class ShardManifest(Section):
 
 def write_shard(
     folder: Path, docids: Sequence[str], dense: np.ndarray, sparse: csr_matrix, *, model_fingerprint: str,
-    titles: Sequence[str] | None = None, texts: Sequence[str] | None = None, config: IndexConfig | None = None,
+    text_fingerprint: str = "", table_fingerprint: str = "", titles: Strings | None = None,
+    texts: Strings | None = None, config: IndexConfig | None = None,
 ) -> ShardManifest:  # fmt: skip
     """Build a shard in `folder` (created): row i of everything belongs to `docids[i]`.
 
     dense float [N, H], unit or zero rows; sparse CSR [N, V], weights ≥ 0. ValueError: lengths differ, a docid twice, a
-    NaN (the docid is named), or recall below the floor.
+    NaN or a weight above half precision (the docid is named), or recall below the floor.
     """
     config = config or IndexConfig()
+    sparse = round_to_half(sparse)
     _refuse(docids, dense, sparse)
     folder.mkdir(parents=True, exist_ok=True)
-    filled = np.flatnonzero(np.abs(dense.astype(np.float32)).sum(axis=1) > 0)
-    factory = choose_factory(config.dense, len(filled))
-    index = DenseIndex.build(dense[filled], filled, factory, config.training_vectors)
-    recall = index.recall(dense[filled], filled)
+    filled = np.flatnonzero(dense.any(axis=1))
+    vectors = dense if len(filled) == len(dense) else dense[filled]
+    factory = choose_factory(config.dense, len(filled), config.training_vectors)
+    index = DenseIndex.build(vectors, filled, factory, config.training_vectors, config.probes)
+    recall = index.recall(vectors, filled)
     if recall < config.recall_floor:
         raise ValueError(
             f"{folder}: recall@10 of {factory} against exact search is {recall:.3f}, below index.recall_floor="
-            f"{config.recall_floor}. Choose another index.dense, or lower the floor."
+            f"{config.recall_floor}. Choose another index.dense, more index.probes, or lower the floor."
         )
     index.save(folder / DENSE_FILE)
     postings = SparseIndex.build(sparse, _ranks(docids))
     postings.save(folder)
     _write_documents(folder / DOCUMENTS_FILE, docids, titles, texts)
-    lengths = np.diff(sparse.indptr)
     manifest = ShardManifest(
         format_version=FORMAT_VERSION, documents=len(docids), hidden_size=dense.shape[1],
-        vocabulary_size=sparse.shape[1], model_fingerprint=model_fingerprint, dense_factory=factory,
+        vocabulary_size=sparse.shape[1], model_fingerprint=model_fingerprint, text_fingerprint=text_fingerprint,
+        table_fingerprint=table_fingerprint, dense_factory=factory, dense_probes=index.probes,
         dense_vectors=len(filled), dense_recall=round(recall, 4), nonzeros=postings.nonzeros,
-        without_terms=[docids[i] for i in np.flatnonzero(lengths == 0)],
-        without_vector=[docids[i] for i in np.setdiff1d(np.arange(len(docids)), filled)],
+        without_terms=[docids[i] for i in np.flatnonzero(np.diff(sparse.indptr) == 0).tolist()],
+        without_vector=[docids[i] for i in np.setdiff1d(np.arange(len(docids)), filled).tolist()],
         files={name: sha256_file(folder / name) for name in (DENSE_FILE, *FILES, DOCUMENTS_FILE)},
     )  # fmt: skip
     write_json(folder / MANIFEST, manifest.model_dump())
@@ -87,21 +97,24 @@ class Shard:
             raise FileNotFoundError(f"{folder}: no {MANIFEST}, so this is no finished shard. Run the index stage.")
         self.manifest = ShardManifest(**read_json(folder / MANIFEST))
         if self.manifest.format_version != FORMAT_VERSION:
-            raise ValueError(f"{folder / MANIFEST}: format {self.manifest.format_version}, wanted {FORMAT_VERSION}. Index again.")
+            found_version = self.manifest.format_version
+            raise ValueError(f"{folder / MANIFEST}: format {found_version}, wanted {FORMAT_VERSION}. Index again.")
         for name, wanted in self.manifest.files.items():
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder / name}: missing. Index again.")
             if verify and sha256_file(folder / name) != wanted:
-                raise ValueError(f"{folder / name}: its checksum is not the one in {MANIFEST}: damaged or exchanged. Index again.")
+                raise ValueError(
+                    f"{folder / name}: damaged or exchanged, its SHA-256 is not that in {MANIFEST}. Index again."
+                )
         self._documents = _open_documents(folder / DOCUMENTS_FILE)
         self.docids: list[str] = self._documents["docid"].to_pylist()
-        self.dense = DenseIndex.open(folder / DENSE_FILE, self.manifest.dense_factory)
+        self.dense = DenseIndex.open(folder / DENSE_FILE)
         self.ranks = _ranks(self.docids)
         self.sparse = SparseIndex.open(folder, self.ranks)
         counts = {"documents": len(self.docids), "dense_vectors": len(self.dense), "nonzeros": self.sparse.nonzeros}
         for name, found in counts.items():
-            if found != getattr(self.manifest, name):
-                raise ValueError(f"{folder}: {found} {name}, but {MANIFEST} says {getattr(self.manifest, name)} (case T-061). Index again.")
+            if found != (said := getattr(self.manifest, name)):
+                raise ValueError(f"{folder}: {found} {name}, but {MANIFEST} says {said} (case T-061). Index again.")
 
     def __len__(self) -> int:
         return len(self.docids)
@@ -120,7 +133,8 @@ def _ranks(docids: Sequence[str]) -> np.ndarray:
 
 def _refuse(docids: Sequence[str], dense: np.ndarray, sparse: csr_matrix) -> None:
     if not len(docids) == dense.shape[0] == sparse.shape[0]:
-        raise ValueError(f"{len(docids)} docids, {dense.shape[0]} dense and {sparse.shape[0]} sparse rows: they must be equal")
+        counts = f"{len(docids)} docids, {dense.shape[0]} dense and {sparse.shape[0]} sparse rows"
+        raise ValueError(f"{counts}: they must be equal")
     if len(set(docids)) != len(docids):
         seen: set[str] = set()
         double = next(docid for docid in docids if docid in seen or seen.add(docid))  # type: ignore[func-returns-value]
@@ -129,17 +143,20 @@ def _refuse(docids: Sequence[str], dense: np.ndarray, sparse: csr_matrix) -> Non
     wrong = np.flatnonzero(~np.isfinite(sparse.data) | (sparse.data < 0))
     bad[np.searchsorted(sparse.indptr, wrong, side="right") - 1] = True
     if bad.any():
-        raise ValueError(f"document {docids[int(bad.argmax())]!r}: NaN, infinity or a negative weight in its vector")
+        raise ValueError(
+            f"document {docids[int(bad.argmax())]!r}: its vector holds NaN, infinity, or a weight below 0 or above "
+            "65,504. Look at the training loss, and encode again."
+        )
 
 
-def _write_documents(path: Path, docids: Sequence[str], titles: Sequence[str] | None, texts: Sequence[str] | None) -> None:
-    blank = [""] * len(docids)
-    columns: dict[str, Any] = {
-        "docid": pa.array(docids, pa.string()),
-        "title": pa.array(titles if titles is not None else blank, pa.large_string()),
-        "text": pa.array(texts if texts is not None else blank, pa.large_string()),
-    }
-    table = pa.table(columns)
+def _write_documents(path: Path, docids: Sequence[str], titles: Strings | None, texts: Strings | None) -> None:
+    def column(values: Strings | None) -> pa.Array | pa.ChunkedArray:
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            return values.cast(pa.large_string())
+        return pa.array([""] * len(docids) if values is None else values, pa.large_string())
+
+    columns: dict[str, Any] = {"docid": pa.array(docids, pa.string()), "title": column(titles), "text": column(texts)}
+    table = pa.table(columns).combine_chunks()  # one layout however the values came, so equal shards have equal bytes
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=65_536)
 

@@ -1,8 +1,11 @@
-"""Our own exact inverted index: impact-weighted postings, column-major in blocks of 65,536 documents.
+"""The sparse side of a shard: an exact inverted index, column-major postings in blocks of 65,536 documents.
 
-A posting is a 16-bit document number inside its block and a half-precision weight: 4 bytes, plus one 4-byte pointer a block
-and term. A query walks the postings of its terms block by block, so the accumulators stay in the processor's cache, and
-keeps the best k in a heap. Every posting of the query's terms is read: the result is that of the full dot product.
+A posting is a 16-bit document number inside its block and a half-precision weight: 4 bytes, plus one 4-byte pointer a
+block and term. A query walks the postings of its terms block by block, so the accumulators stay in the cache. Every
+posting of the query's terms is read: the result is that of the full dot product.
+
+A candidate is one integer, its score's bits above the complement of its docid's rank: positive floats order as their
+bits do, so the larger integer is the better hit, ties going to the smaller docid.
 """
 
 from __future__ import annotations
@@ -15,94 +18,109 @@ from scipy.sparse import csr_matrix
 from components.lookup.jit import kernel
 
 BLOCK = 1 << 16
+CHUNK = 64
+"""Accumulators looked at together: most chunks hold nothing that reaches the k best and are left at once."""
+QUERIES = 256
+"""Queries whose candidates are held at a time."""
+LOW = (1 << 32) - 1
 FILES = ("sparse.pointers.npy", "sparse.bases.npy", "sparse.documents.npy", "sparse.weights.npy")
 HALF = np.arange(1 << 15, dtype=np.uint16).view(np.float16).astype(np.float32)
 """Value of every half-precision number ≥ 0 by its bits."""
 
 
 @kernel
-def _sift_up(scores, rows, ranks, place):  # type: ignore[no-untyped-def]
-    """Move heap entry `place` up: the root is the worst (lowest score, then largest docid rank)."""
-    while place > 0:
-        parent = (place - 1) >> 1
-        if scores[place] < scores[parent] or (
-            scores[place] == scores[parent] and ranks[rows[place]] > ranks[rows[parent]]
-        ):
-            scores[place], scores[parent] = scores[parent], scores[place]
-            rows[place], rows[parent] = rows[parent], rows[place]
-            place = parent
+def _keep_best(keys, size, k):  # type: ignore[no-untyped-def]
+    """Move the k largest of `keys[:size]` to the front (quickselect) and return the smallest of them."""
+    low, high = 0, size - 1
+    while low < high:
+        first, middle, last = keys[low], keys[(low + high) >> 1], keys[high]
+        pivot = max(min(first, middle), min(max(first, middle), last))
+        i, j = low, high
+        while i <= j:
+            while keys[i] > pivot:
+                i += 1
+            while keys[j] < pivot:
+                j -= 1
+            if i <= j:
+                keys[i], keys[j] = keys[j], keys[i]
+                i += 1
+                j -= 1
+        if k - 1 <= j:
+            high = j
+        elif k - 1 >= i:
+            low = i
         else:
-            return 0
+            break
+    return keys[k - 1]
+
+
+@kernel
+def _search(pointers, bases, documents, weights, half, ranks, indptr, terms, values, sums, bits, keys, best):  # type: ignore[no-untyped-def]
+    """Fill row q of `best` [Q, k] with the k best candidates of query q, in any order, 0 where there are fewer.
+
+    `sums` float32 [a multiple of CHUNK] holds zeros, before and after; `bits` is the same memory as int32. `keys`
+    int64, longer than k, is scratch.
+    """
+    width, k = len(sums), best.shape[1]
+    for query in range(len(indptr) - 1):
+        size, floor = 0, 1  # the least bits that are still a candidate: those of any number above 0
+        for block in range(len(bases)):
+            touched = False
+            for t in range(indptr[query], indptr[query + 1]):
+                term, value, base = terms[t], values[t], bases[block]
+                start, stop = base + pointers[block, term], base + pointers[block, term + 1]
+                touched = touched or stop > start
+                for p in range(start, stop):
+                    sums[documents[p]] += value * half[weights[p]]
+            if not touched:
+                continue
+            for begin in range(0, width, CHUNK):
+                reached = 0
+                for i in range(begin, begin + CHUNK):
+                    reached += bits[i] >= floor
+                if reached == 0:
+                    continue
+                for i in range(begin, begin + CHUNK):
+                    if bits[i] >= floor:
+                        keys[size] = (np.int64(bits[i]) << 32) | (LOW - ranks[block * BLOCK + i])
+                        size += 1
+                        if size == len(keys):
+                            floor = _keep_best(keys, size, k) >> 32
+                            size = k
+            sums[:] = 0
+        if size > k:
+            _keep_best(keys, size, k)
+            size = k
+        for i in range(k):
+            best[query, i] = keys[i] if i < size else 0
     return 0
 
 
-@kernel
-def _sift_down(scores, rows, ranks, size):  # type: ignore[no-untyped-def]
-    """Move the heap's root down to where it belongs."""
-    place = 0
-    while True:
-        worst, child = place, 2 * place + 1
-        for candidate in (child, child + 1):
-            if candidate < size and (
-                scores[candidate] < scores[worst]
-                or (scores[candidate] == scores[worst] and ranks[rows[candidate]] > ranks[rows[worst]])
-            ):
-                worst = candidate
-        if worst == place:
-            return 0
-        scores[place], scores[worst] = scores[worst], scores[place]
-        rows[place], rows[worst] = rows[worst], rows[place]
-        place = worst
-
-
-@kernel
-def _search(pointers, bases, documents, weights, half, ranks, terms, values, count, sums, k, scores, rows):  # type: ignore[no-untyped-def]
-    """Fill `scores` and `rows` with the best k documents of a query of `count` terms (as a heap) and return how many."""
-    size = 0
-    for block in range(len(bases)):
-        width = min(len(sums), len(ranks) - block * len(sums))
-        for i in range(width):
-            sums[i] = 0.0
-        touched = False
-        for t in range(count):
-            term, value, base = terms[t], values[t], bases[block]
-            start, stop = base + pointers[block, term], base + pointers[block, term + 1]
-            if stop > start:
-                touched = True
-            for p in range(start, stop):
-                sums[documents[p]] += value * half[weights[p]]
-        if not touched:
-            continue
-        for i in range(width):
-            score = sums[i]
-            if score <= 0.0 or (size == k and score < scores[0]):
-                continue
-            row = block * len(sums) + i
-            if size < k:
-                scores[size], rows[size] = score, row
-                size += 1
-                _sift_up(scores, rows, ranks, size - 1)
-            elif score > scores[0] or ranks[row] < ranks[rows[0]]:
-                scores[0], rows[0] = score, row
-                _sift_down(scores, rows, ranks, size)
-    return size
+def round_to_half(matrix: csr_matrix) -> csr_matrix:
+    """A CSR matrix of the float32 values that half precision holds of the given ones; what rounds to 0 is left out."""
+    with np.errstate(over="ignore"):  # an infinity is refused by docid, later
+        data = matrix.data.astype(np.float16).astype(np.float32)
+    rounded = csr_matrix((data, matrix.indices, matrix.indptr), matrix.shape)
+    rounded = rounded.copy() if (rounded.data == 0).any() else rounded  # dropping zeros works in place
+    rounded.eliminate_zeros()
+    return rounded
 
 
 class SparseIndex:
     """Postings of a shard. `ranks` int32 [N] is each row's place in docid order, which settles ties."""
 
     def __init__(self, arrays: tuple[np.ndarray, ...], ranks: np.ndarray) -> None:
-        self._pointers, self._bases, self._documents, self._weights = arrays
+        self._pointers, self._bases, self._documents, self._weights = (np.asarray(array) for array in arrays)
         self._ranks = np.ascontiguousarray(ranks, dtype=np.int32)
+        self._rows = np.argsort(self._ranks)
 
     @classmethod
     def build(cls, matrix: csr_matrix, ranks: np.ndarray) -> SparseIndex:
-        """Index the rows of a CSR matrix [N, V] with weights > 0 that half precision holds; zeros are dropped."""
+        """Index the rows of a CSR matrix [N, V] as `round_to_half` gives it: weights > 0 that half precision holds."""
         pointers, bases, documents, weights = [], [], [], []
         total = 0
         for start in range(0, matrix.shape[0], BLOCK):
             block = matrix[start : start + BLOCK].tocsc()
-            block.eliminate_zeros()
             block.sort_indices()
             pointers.append(block.indptr.astype(np.uint32))
             bases.append(total)
@@ -140,24 +158,31 @@ class SparseIndex:
     def search(
         self, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarray, k: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:  # fmt: skip
-        """(rows int64, scores float32) of the best `k` documents with a score > 0 for each query, best first, ties by docid.
+        """(rows int64, scores float32) of the best `k` documents of each query, best first, ties by docid.
 
-        Queries are CSR rows; scores are fp32 dot products with the stored weights.
+        A score of 0 is no hit. Queries are CSR rows; scores are fp32 dot products with the stored weights.
         """
         if len(indices) and int(indices.max()) >= self.vocabulary_size:
             raise ValueError(
-                f"a query has term {int(indices.max())} but the index has {self.vocabulary_size} columns: table and index are of different models"
+                f"a query has term {int(indices.max())} but the index has {self.vocabulary_size} columns: "
+                "table and index are of different models"
             )
-        k = max(1, min(k, len(self._ranks)))
-        sums, scores, rows = np.empty(BLOCK, np.float32), np.empty(k, np.float32), np.empty(k, np.int64)
-        found = []
-        for start, stop in zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True):
-            size = _search(
+        count, k = len(indptr) - 1, max(1, min(k, len(self._ranks)))
+        width = -(-min(BLOCK, len(self._ranks)) // CHUNK) * CHUNK
+        sums, keys = np.zeros(width, np.float32), np.empty(2 * k + 4 * CHUNK, np.int64)
+        best = np.empty((min(count, QUERIES), k), np.int64)
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for first in range(0, count, QUERIES):
+            part = indptr[first : first + QUERIES + 1]
+            some = best[: len(part) - 1]
+            _search(
                 self._pointers, self._bases, self._documents, self._weights, HALF, self._ranks,
-                indices[start:stop], weights[start:stop], stop - start, sums, k, scores, rows,
+                part, indices, weights, sums, sums.view(np.int32), keys, some,
             )  # fmt: skip
-            order = np.lexsort((self._ranks[rows[:size]], -scores[:size]))
-            found.append((rows[:size][order], scores[:size][order]))
+            some.sort(axis=1)
+            for row in some[:, ::-1]:
+                filled = row[: np.count_nonzero(row)]
+                found.append((self._rows[LOW - (filled & LOW)], (filled >> 32).astype(np.int32).view(np.float32)))
         return found
 
     def term_weights(self, rows: np.ndarray, terms: np.ndarray) -> np.ndarray:

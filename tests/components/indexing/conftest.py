@@ -29,8 +29,10 @@ class Collection:
     queries: Batch
 
 
-def make_collection(seed: int, documents: int = 300, vocabulary: int = 60, hidden: int = 8, coarse: bool = False) -> Collection:
-    """Random vectors; `coarse` rounds weights so that many scores tie. A tenth of the documents lack one side or both."""
+def make_collection(
+    seed: int, documents: int = 300, vocabulary: int = 60, hidden: int = 8, coarse: bool = False
+) -> Collection:
+    """Random vectors; `coarse` rounds weights so that many scores tie. Of some documents one side or both are empty."""
     rng = np.random.default_rng(seed)
     dense = rng.normal(size=(documents, hidden)).astype(np.float32)
     if coarse:

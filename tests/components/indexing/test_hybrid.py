@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
 
 from components.indexing import FusionConfig, HybridIndex, write_shard
 from tests.components.indexing.conftest import Batch, Collection, make_collection
@@ -15,9 +17,11 @@ from tests.components.indexing.conftest import Batch, Collection, make_collectio
 
 def build(folder: Path, c: Collection, cuts: list[int]) -> HybridIndex:
     edges = [0, *cuts, len(c.docids)]
-    for number, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for number, (start, stop) in enumerate(pairwise(edges)):
         part = slice(start, stop)
-        write_shard(folder / f"shard-{number:05d}", c.docids[part], c.dense[part], c.sparse[part], model_fingerprint="m")
+        write_shard(
+            folder / f"shard-{number:05d}", c.docids[part], c.dense[part], c.sparse[part], model_fingerprint="m"
+        )
     return HybridIndex.open(folder)
 
 
@@ -42,7 +46,9 @@ def test_sparse_and_dense_equal_brute_force(tmp_path: Path, seed: int) -> None:
         for query, hits in enumerate(found):
             wanted = reference_lists(c, query, 20)[mode == "sparse"]
             assert [hit.docid for hit in hits] == [docid for docid, _ in wanted]
-            np.testing.assert_allclose([hit.score for hit in hits], [score for _, score in wanted], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                [hit.score for hit in hits], [score for _, score in wanted], rtol=1e-5, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("method", ["minmax", "rrf"])
@@ -64,21 +70,70 @@ def test_hybrid_equals_the_formula_by_hand(tmp_path: Path, collection: Collectio
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 300), max_size=4), k=st.integers(1, 400), mode=st.sampled_from(["hybrid", "dense", "sparse"]))
-def test_shards_merged_equal_one_shard(tmp_path_factory: pytest.TempPathFactory, seed: int, cuts: list[int], k: int, mode: str) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    cuts=st.lists(st.integers(0, 300), max_size=4),
+    k=st.integers(1, 400),
+    mode=st.sampled_from(["hybrid", "dense", "sparse"]),
+)
+def test_shards_merged_equal_one_shard(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, cuts: list[int], k: int, mode: str
+) -> None:
     c = make_collection(seed, coarse=True)  # coarse: many ties, also at the k-th place (T-094)
     folder = tmp_path_factory.mktemp("shards")
     one, many = build(folder / "one", c, []), build(folder / "many", c, sorted(cuts))
     assert one.search(c.queries, k=k, mode=mode) == many.search(c.queries, k=k, mode=mode)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+def test_equal_documents_are_ordered_by_docid_across_the_last_place(tmp_path: Path, mode: str) -> None:
+    """T-110: twenty copies of every vector, so the k-th place and the depth of the lists cut through ties."""
+    c = make_collection(3, documents=400)
+    copies = np.random.default_rng(1).integers(0, 20, 400)
+    c.dense = c.dense[c.dense.any(axis=1)][:20][copies]
+    c.sparse = c.sparse[copies]
+    one, many = build(tmp_path / "one", c, []), build(tmp_path / "many", c, [130, 260])
+    fusion = FusionConfig(candidates=50)
+    for k in (1, 7, 10, 33):
+        found = one.search(c.queries, k=k, mode=mode, fusion=fusion)  # type: ignore[arg-type]
+        assert found == many.search(c.queries, k=k, mode=mode, fusion=fusion)  # type: ignore[arg-type]
+        for hits in found:
+            assert hits == sorted(hits, key=lambda hit: (-hit.score, hit.docid))
+    if mode != "hybrid":
+        for query, hits in enumerate(one.search(c.queries, k=10, mode=mode)):  # type: ignore[arg-type]
+            wanted = reference_lists(c, query, 400)[mode == "sparse"]
+            floor = hits[-1].score
+            tied = sorted(docid for docid, score in wanted if abs(score - floor) < 1e-6)
+            assert [hit.docid for hit in hits if hit.score == floor] == tied[: sum(hit.score == floor for hit in hits)]
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 60), method=st.sampled_from(["minmax", "rrf"]))
+def test_a_shorter_list_is_the_beginning_of_a_longer_one(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, k: int, method: str
+) -> None:
+    """Scores of hybrid hits do not depend on k, also when k is above the candidates."""
+    c = make_collection(seed, coarse=True)
+    index = build(tmp_path_factory.mktemp("prefix"), c, [150])
+    fusion = FusionConfig(method=method, candidates=20)
+    longer = index.search(c.queries, k=100, fusion=fusion)
+    assert index.search(c.queries, k=k, fusion=fusion) == [hits[:k] for hits in longer]
+
+
 def test_ties_go_by_docid_and_documents_are_found_by_id_not_position(tmp_path: Path) -> None:
     """T-095, T-110: ids that are shuffled, scores that are equal."""
     docids = ["b", "a", "c"]
-    sparse = make_collection(0, documents=3).sparse * 0
-    sparse[:, 5] = 1.0
+    sparse = csr_matrix(np.eye(60, dtype=np.float32)[[5, 5, 5]])
     dense = np.tile(np.eye(1, 8, dtype=np.float32), (3, 1))
-    write_shard(tmp_path / "shard-00000", docids, dense, sparse.tocsr(), model_fingerprint="m", titles=["B", "A", "C"], texts=["tb", "ta", "tc"])
+    write_shard(
+        tmp_path / "shard-00000",
+        docids,
+        dense,
+        sparse,
+        model_fingerprint="m",
+        titles=["B", "A", "C"],
+        texts=["tb", "ta", "tc"],
+    )
     index = HybridIndex.open(tmp_path)
     batch = Batch(dense[:1], np.array([0, 1]), np.array([5], np.int32), np.array([1.0], np.float32))
     for mode in ("hybrid", "dense", "sparse"):
@@ -100,16 +155,28 @@ def test_fewer_than_k_found_and_queries_without_vectors(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path, collection: Collection) -> None:
     index = build(tmp_path, collection, [])
-    broken = Batch(collection.queries.dense.copy(), *(getattr(collection.queries, n) for n in ("indptr", "indices", "weights")))
+    broken = Batch(
+        collection.queries.dense.copy(), *(getattr(collection.queries, n) for n in ("indptr", "indices", "weights"))
+    )
     broken.dense[2, 3] = np.nan
     with pytest.raises(ValueError, match="query 2"):
+        index.search(broken)
+    broken.dense[2, 3] = 0
+    broken.weights = broken.weights.copy()
+    broken.weights[broken.indptr[4]] = np.inf
+    with pytest.raises(ValueError, match="query 4"):
         index.search(broken)
     with pytest.raises(ValueError, match="at least 1"):
         index.search(collection.queries, k=0)
     with pytest.raises(ValueError, match="mode"):
         index.search(collection.queries, mode="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dimensions"):
-        index.search(Batch(collection.queries.dense[:, :4], *(getattr(collection.queries, n) for n in ("indptr", "indices", "weights"))))
+        index.search(
+            Batch(
+                collection.queries.dense[:, :4],
+                *(getattr(collection.queries, n) for n in ("indptr", "indices", "weights")),
+            )
+        )
 
 
 def test_a_self_hit_is_dropped_after_fusion_and_replaced(tmp_path: Path, collection: Collection) -> None:

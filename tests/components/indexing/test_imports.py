@@ -18,15 +18,26 @@ sys.meta_path.insert(0, Blocker())
 
 
 @pytest.mark.parametrize(
-    "module", ["components.indexing", "components.lookup.encoder", "components.text", "components.storage", "components.encoding", "serve.search"]
+    "module",
+    [
+        "components.indexing",
+        "components.lookup.encoder",
+        "components.text",
+        "components.storage",
+        "components.encoding",
+        "serve.search",
+    ],
 )
 def test_no_torch_on_the_query_side(module: str) -> None:
-    result = subprocess.run([sys.executable, "-c", f"{BLOCKER}import {module}"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", f"{BLOCKER}import {module}"], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("order", ["import faiss, torch", "import torch, faiss"])
 def test_faiss_and_torch_in_one_process(order: str) -> None:
-    code = f"{order}; import numpy as np; torch.arange(40000).sum(); i = faiss.IndexFlatIP(4); i.add(np.eye(4, dtype='float32')); print(i.ntotal)"
+    search = "i = faiss.IndexFlatIP(4); i.add(np.eye(4, dtype='float32')); print(i.ntotal)"
+    code = f"{order}; import numpy as np; torch.arange(40000).sum(); {search}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.stdout.strip() == "4", result.stderr

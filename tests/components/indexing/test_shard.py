@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 from scipy.sparse import csr_matrix
 
 from components.indexing import HybridIndex, IndexConfig, Shard, write_shard
@@ -80,7 +82,13 @@ def test_a_bad_vector_is_named_by_its_docid(tmp_path: Path, collection: Collecti
 
 def test_an_empty_shard_is_legal(tmp_path: Path, collection: Collection) -> None:
     write(tmp_path / "shard-00000", collection)
-    write_shard(tmp_path / "shard-00001", [], np.zeros((0, 8), np.float32), csr_matrix((0, 60), dtype=np.float32), model_fingerprint="m")
+    write_shard(
+        tmp_path / "shard-00001",
+        [],
+        np.zeros((0, 8), np.float32),
+        csr_matrix((0, 60), dtype=np.float32),
+        model_fingerprint="m",
+    )
     assert len(HybridIndex.open(tmp_path).search(collection.queries, k=3)) == 6
 
 
@@ -102,7 +110,12 @@ def test_too_few_training_points_fall_back_to_exact(caplog: pytest.LogCaptureFix
     assert "IVF1024" in caplog.text
     assert choose_factory("IVF16,SQ8", 1000) == "IVF16,SQ8"
     assert choose_factory("auto", 1000) == EXACT
-    assert choose_factory("auto", 1_000_000).startswith("IVF4096")
+    assert choose_factory("auto", 1_000_000) == "IVF4096,SQfp16"
+    assert choose_factory("auto", 10_000_000) == "IVF4096,SQfp16"  # 200,000 training vectors fill no more lists
+    assert choose_factory("auto", 1_000_000, training_vectors=5_000) == "IVF128,SQfp16"
+    assert choose_factory("IVF16,PQ8", 5000) == EXACT  # 256 centroids a part
+    assert choose_factory("IVF16,PQ8x4", 5000) == "IVF16,PQ8x4"
+    assert choose_factory("IVF1024,SQ8", 100_000, training_vectors=1000) == EXACT
 
 
 def test_an_approximate_index_reports_its_recall_and_a_floor_refuses_it(tmp_path: Path) -> None:
@@ -113,6 +126,59 @@ def test_an_approximate_index_reports_its_recall_and_a_floor_refuses_it(tmp_path
     assert 0.1 < Shard(tmp_path / "good").manifest.dense_recall <= 1
     with pytest.raises(ValueError, match="recall_floor"):
         write(tmp_path / "bad", c, config=IndexConfig(dense="IVF32,PQ2x4", recall_floor=0.99))
+
+
+def test_a_factory_that_faiss_does_not_know_is_refused_with_the_config() -> None:
+    with pytest.raises(ValidationError, match="IVF16,Bogus"):
+        IndexConfig(dense="IVF16,Bogus")
+    assert IndexConfig(dense="OPQ16,IVF64,PQ16x4fs").dense == "OPQ16,IVF64,PQ16x4fs"
+
+
+def test_lists_read_by_an_ivf_index_are_derived_logged_and_survive_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    c = make_collection(0, documents=2000, hidden=16)
+    c.dense += 1.2 * np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)[np.arange(2000) % 8]  # clusters
+    c.dense /= np.linalg.norm(c.dense, axis=1, keepdims=True)
+    with caplog.at_level("INFO", "components.indexing"):
+        write(tmp_path / "a", c, config=IndexConfig(dense="IVF32,SQfp16"))
+    probes = Shard(tmp_path / "a").dense.probes
+    assert probes is not None
+    assert 1 < probes < 32
+    assert f"{probes} of 32 lists" in caplog.text
+    assert Shard(tmp_path / "a").manifest.dense_probes == probes
+    assert Shard(tmp_path / "a").manifest.dense_recall >= 0.95
+    write(tmp_path / "b", c, config=IndexConfig(dense="IVF32,SQfp16", probes=3, recall_floor=0))
+    assert Shard(tmp_path / "b").dense.probes == 3
+
+
+def test_a_collection_of_copies_has_full_recall(tmp_path: Path, collection: Collection) -> None:
+    """Equal documents stand for each other: which ten of them are found is no loss."""
+    collection.dense[:] = collection.dense[collection.dense.any(axis=1)][:2][np.arange(300) % 2]
+    write(tmp_path / "a", collection)
+    assert Shard(tmp_path / "a").manifest.dense_recall == 1.0
+
+
+def test_weights_that_half_precision_does_not_hold(tmp_path: Path, collection: Collection) -> None:
+    """Explicit and underflowing zeros are no postings; an overflow is refused by docid."""
+    sparse = csr_matrix(np.array([[0, 1.0], [1e-9, 0], [0, 0], [2.0, 3.0]], np.float32))
+    sparse.data[0] = 0
+    few = {"docids": ["a", "b", "c", "d"], "dense": collection.dense[:4]}
+    write(tmp_path / "a", collection, sparse=sparse, **few)
+    manifest = Shard(tmp_path / "a").manifest
+    assert manifest.nonzeros == 2
+    assert manifest.without_terms == ["a", "b", "c"]
+    sparse.data[-1] = 1e6
+    with pytest.raises(ValueError, match="'d'"):
+        write(tmp_path / "b", collection, sparse=sparse, **few)
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path, collection: Collection) -> None:
+    config = IndexConfig(dense="IVF4,SQ8", recall_floor=0)
+    texts = [f"text {docid}" for docid in collection.docids]
+    write(tmp_path / "a", collection, config=config, texts=texts)
+    write(tmp_path / "b", collection, config=config, texts=pa.chunked_array([texts[:7], texts[7:]]))
+    assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
 
 
 def test_vectors_added_in_blocks_are_all_there() -> None:
