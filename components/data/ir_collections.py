@@ -98,8 +98,8 @@ def fetch_once(collection: Any, name: str, home: Path) -> None:
                 next(iter(collection.qrels_iter()), None)
         except Exception as error:
             raise DataError(
-                f"ir_datasets:{name}: not to be had ({type(error).__name__}: {error}). Put its files below {home} (see "
-                f"IR_DATASETS_HOME), or give the collection as beir:, jsonl: or parquet: files."
+                f"ir_datasets:{name}: not to be had ({type(error).__name__}: {str(error)[:200]}). Put its files below "
+                f"{home} (see IR_DATASETS_HOME), or give the collection as beir:, jsonl: or parquet: files."
             ) from error
 
 

@@ -188,6 +188,14 @@ def test_an_id_that_occurs_twice_stops_the_run_or_keeps_the_first(ingest: Ingest
     assert (result["documents"], result["counts"]["documents_dropped"]) == (4, 1)
 
 
+def test_doubly_encoded_text_is_left_as_it_is_and_counted(ingest: Ingest, tmp_path: Path) -> None:
+    """T-071."""
+    records = [{"_id": "1", "text": "continuousÂ\u00a0iv"}, {"_id": "2", "text": "une Âme à Ângers"}]
+    result, folder = ingest({"corpus": str(lines(tmp_path / "docs.jsonl", records))})
+    assert list(texts(folder).values()) == [record["text"] for record in records]
+    assert result["counts"]["documents_double_encoded"] == 1
+
+
 @pytest.mark.parametrize(
     ("records", "message"),
     [
