@@ -69,7 +69,8 @@ class HybridIndex:
         self._docids = [docid for shard in shards for docid in shard.docids]
         self._places = {docid: place for place, docid in enumerate(self._docids)}
         if len(self._places) != len(self._docids):
-            raise ValueError("a docid stands in two shards. Index again.")
+            double = next(docid for place, docid in enumerate(self._docids) if self._places[docid] != place)
+            raise ValueError(f"docid {double!r} stands in two shards. Index again.")
         self._ranks = self.shards[0].ranks if len(self.shards) == 1 else np.empty(len(self._docids), np.int32)
         if len(self.shards) > 1:
             order = sorted(range(len(self._docids)), key=self._docids.__getitem__)
