@@ -11,7 +11,7 @@ from typing import Any
 from components.config import Config, ConfigError, load_config
 from workflows.cluster import connect
 from workflows.stage import Stage, StageError, run_lock, run_stage, save_config
-from workflows.tracking import Tracker
+from workflows.tracking import Tracker, tracking_uri
 
 log = logging.getLogger("almanac")
 
@@ -45,6 +45,8 @@ def parse_arguments(description: str, arguments: Sequence[str] | None = None) ->
 
 def run_stages(stages: Sequence[Stage], config: Config) -> dict[str, dict[str, Any]]:
     """Run the stages in order under the run's lock, with Ray joined or started and MLflow open. Returns each result."""
+    if config.tracking.enabled:
+        tracking_uri(config)  # refused before any work
     with run_lock(config.root):
         config_file = save_config(config)
         connect(config.cluster)
@@ -61,6 +63,6 @@ def run_from_command_line(
     config = parse_arguments(f"Run {', '.join(stage.name for stage in stages)} of an Almanac pipeline.", arguments)
     try:
         return config, run_stages(stages, config)
-    except StageError as error:
+    except (ConfigError, StageError) as error:
         log.error("%s", error)
         raise SystemExit(1) from None

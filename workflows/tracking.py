@@ -1,7 +1,7 @@
 """MLflow tracking that never stops a run: sqlite by default, any server by URI, a local spool when the server is away.
 
-Only the driver logs. Every call returns: after the first failure the tracker warns once and writes what would have been
-sent to `mlflow-spool.jsonl` in the run folder instead.
+Only the driver logs, and it does not wait: a thread sends what was logged, metrics gathered into batches. After the
+first failure it warns once and writes what would have been sent to `mlflow-spool.jsonl` in the run folder instead.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import json
 import logging
 import math
 import os
+import queue
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from components.config import Config
-from components.storage import read_json, versions, write_json
+from components.storage import read_json, write_json
+from workflows.mlflow_server import alone, flatten, is_alive, metric_name, tracking_uri, version_tags
 
 log = logging.getLogger("almanac")
 
@@ -31,22 +33,24 @@ _IMPATIENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 """MLflow's own defaults wait for minutes on a dead server (case T-142)."""
+_GATHER = 0.5
+"""Seconds that metrics are gathered before they are sent as one batch."""
+_BATCH = 1000
+"""Most metrics that MLflow takes in one call."""
+_PATIENCE = 60.0
+"""Seconds that closing, or handing over a file, waits for a slow server."""
 
 
-def tracking_uri(config: Config) -> str:
-    """The server to log to: `tracking.uri`, else MLFLOW_TRACKING_URI, else a sqlite file in the runs folder.
+@dataclass(frozen=True)
+class _Record:
+    """Something logged: what the thread sends, or a line of the spool."""
 
-    Raises ValueError for a plain folder, which MLflow ≥ 3.13 refuses (case T-138).
-    """
-    uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
-        return f"sqlite:///{config.root.parent / 'mlflow.db'}"
-    if "://" not in uri or uri.startswith("file:"):
-        raise ValueError(
-            f"tracking.uri={uri!r}: MLflow no longer logs into plain folders. Use sqlite:///path/mlflow.db or a "
-            f"server's URL; old runs move over with `mlflow migrate-filestore --source {uri} --target sqlite:///mlflow.db`."
-        )
-    return uri
+    kind: str
+    payload: dict[str, Any]
+    sent: threading.Event = field(default_factory=threading.Event)
+
+
+_STOP = _Record("stop", {})
 
 
 class Tracker:
@@ -56,7 +60,9 @@ class Tracker:
         self.root, self.uri = root, uri
         self.run_id: str | None = None
         self._client: Any = None
-        self._lock = threading.RLock()
+        self._queue: queue.Queue[_Record] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._warned = False
 
     @classmethod
     def open(cls, config: Config, root: Path, parent_run_id: str | None = None) -> Tracker:
@@ -64,9 +70,41 @@ class Tracker:
         if not config.tracking.enabled:
             return cls(root, None)
         tracker = cls(root, tracking_uri(config))
-        tracker._safely("open", {}, lambda: tracker._start(config, parent_run_id))
+        try:
+            tracker._start(config, parent_run_id)
+        except Exception as error:
+            tracker._give_up(error)
+            tracker._spool(_Record("open", {"run_name": config.run_name, "parent_run_id": parent_run_id}))
+        tracker._thread = threading.Thread(target=tracker._work, name="mlflow", daemon=True)
+        tracker._thread.start()
         tracker.log_params(flatten(config.model_dump(mode="json")))
         return tracker
+
+    def log_params(self, params: dict[str, str]) -> None:
+        """Log parameters once; on a second start those that changed are tagged `changed.<name>` (case T-140)."""
+        self._put_and_wait("params", params)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Log finite numbers; NaN and infinities are left out with a warning. Returns at once."""
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        if len(finite) < len(metrics):
+            log.warning("not logged, because not finite: %s", ", ".join(sorted(set(metrics) - set(finite))))
+        if finite:
+            self._put(_Record("metrics", {"step": step, "time": int(time.time() * 1000), "values": finite}))
+
+    def log_artifact(self, path: Path) -> None:
+        """Copy a file to the run's artifacts. Waits for that (a minute at most): the caller may move the file then."""
+        self._put_and_wait("artifact", {"path": str(path)})
+
+    def _put(self, record: _Record) -> None:
+        if self._thread is not None:
+            self._queue.put(record)
+
+    def _put_and_wait(self, kind: str, payload: dict[str, Any]) -> None:
+        record = _Record(kind, payload)
+        if self._thread is not None:
+            self._queue.put(record)
+            record.sent.wait(_PATIENCE)
 
     def _start(self, config: Config, parent_run_id: str | None) -> None:
         for name, value in _IMPATIENT.items():
@@ -75,77 +113,128 @@ class Tracker:
             logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
-        self._client = MlflowClient(self.uri)
+        with alone(str(self.uri)):
+            client = MlflowClient(self.uri)
+            self.run_id = self._known_run(client) or self._new_run(client, config, parent_run_id)
+        self._client = client
+
+    def _known_run(self, client: Any) -> str | None:
+        """The MLflow run of an earlier start, running again; None where there is none, or none any more."""
+        from mlflow.entities import RunTag
+
         known = read_json(self.root / IDENTITY) if (self.root / IDENTITY).exists() else {}
-        if known.get("uri") == self.uri:
-            self.run_id = known["run_id"]
-            self._client.update_run(self.run_id, status="RUNNING")
-            return
-        experiment = self._client.get_experiment_by_name(config.tracking.experiment)
-        place = None if not str(self.uri).startswith("sqlite") else (self.root.parent / "mlflow-artifacts").as_uri()
-        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(
-            config.tracking.experiment, artifact_location=place
-        )  # fmt: skip
-        tags = {f"version.{name}": value for name, value in versions().items()}
+        if known.get("uri") != self.uri or not is_alive(client, known["run_id"]):
+            return None
+        client.update_run(known["run_id"], status="RUNNING")
+        client.log_batch(known["run_id"], tags=[RunTag(name, value) for name, value in version_tags().items()])
+        return known["run_id"]
+
+    def _new_run(self, client: Any, config: Config, parent_run_id: str | None) -> str:
+        tags = version_tags()
         if parent_run_id:
             tags["mlflow.parentRunId"] = parent_run_id
-        self.run_id = self._client.create_run(experiment_id, tags=tags, run_name=config.run_name).info.run_id
-        write_json(self.root / IDENTITY, {"uri": self.uri, "run_id": self.run_id})
+        experiment = client.get_experiment_by_name(config.tracking.experiment)
+        place = (self.root.parent / "mlflow-artifacts").as_uri() if str(self.uri).startswith("sqlite") else None
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(
+            config.tracking.experiment, artifact_location=place
+        )  # fmt: skip
+        run_id = client.create_run(experiment_id, tags=tags, run_name=config.run_name).info.run_id
+        write_json(self.root / IDENTITY, {"uri": self.uri, "run_id": run_id})
+        return str(run_id)
 
-    def log_params(self, params: dict[str, str]) -> None:
-        """Log parameters once; on a second start those that changed are tagged `changed.<name>` (case T-140)."""
+    def _work(self) -> None:
+        """Send record after record until told to stop; neighbouring metrics go together."""
+        following: _Record | None = None
+        while (record := following or self._queue.get()) is not _STOP:
+            following, batch = None, [record]
+            if record.kind == "metrics":
+                following = self._gather(batch)
+            delivered = self._client is not None and self._delivered(batch)
+            for done in batch:
+                if not delivered:
+                    self._spool(done)
+                done.sent.set()
 
-        def send() -> None:
-            from mlflow.entities import Param
+    def _gather(self, batch: list[_Record]) -> _Record | None:
+        """Add the metrics logged within a moment to `batch`; gives back the record that ended it, if one did."""
+        deadline, count = time.monotonic() + _GATHER, len(batch[0].payload["values"])
+        while count < _BATCH:
+            try:
+                record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if record.kind != "metrics":
+                return record
+            batch.append(record)
+            count += len(record.payload["values"])
+        return None
 
-            before = self._client.get_run(self.run_id).data.params
-            fresh = [Param(name, value) for name, value in params.items() if name not in before]
-            for start in range(0, len(fresh), 100):
-                self._client.log_batch(self.run_id, params=fresh[start : start + 100])
-            for name, value in params.items():
-                if name in before and before[name] != value:
-                    self._client.set_tag(self.run_id, f"changed.{name}", value)
+    def _delivered(self, batch: list[_Record]) -> bool:
+        try:
+            self._send(batch)
+        except Exception as error:  # whatever it is, it must not stop the run
+            self._give_up(error)
+            return False
+        return True
 
-        self._safely("params", params, send)
+    def _send(self, batch: list[_Record]) -> None:
+        kind, payload = batch[0].kind, batch[0].payload
+        if kind == "metrics":
+            self._send_metrics(batch)
+        elif kind == "params":
+            self._send_params(payload)
+        elif kind == "status":
+            self._client.set_terminated(self.run_id, payload["status"])
+        elif Path(payload["path"]).is_file():
+            self._client.log_artifact(self.run_id, payload["path"])
+        else:
+            log.warning("not copied to MLflow, because it is not there: %s", payload["path"])
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Log finite numbers in one call; NaN and infinities are left out with a warning."""
-        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-        if len(finite) < len(metrics):
-            log.warning("not logged, because not finite: %s", ", ".join(sorted(set(metrics) - set(finite))))
-        stamp = int(time.time() * 1000)
+    def _send_metrics(self, batch: list[_Record]) -> None:
+        from mlflow.entities import Metric
 
-        def send() -> None:
-            from mlflow.entities import Metric
+        rows = [
+            Metric(metric_name(name), value, record.payload["time"], record.payload["step"] or 0)
+            for record in batch
+            for name, value in record.payload["values"].items()
+        ]
+        for start in range(0, len(rows), _BATCH):
+            self._client.log_batch(self.run_id, metrics=rows[start : start + _BATCH])
 
-            rows = [Metric(name.replace("@", "_at_"), value, stamp, step or 0) for name, value in finite.items()]
-            self._client.log_batch(self.run_id, metrics=rows)
+    def _send_params(self, params: dict[str, str]) -> None:
+        from mlflow.entities import Param
 
-        self._safely("metrics", {"step": step, "time": stamp, **finite}, send)
+        before = self._client.get_run(self.run_id).data.params
+        fresh = [Param(name, value) for name, value in params.items() if name not in before]
+        for start in range(0, len(fresh), 100):
+            self._client.log_batch(self.run_id, params=fresh[start : start + 100])
+        changed = {name: value for name, value in params.items() if before.get(name, value) != value}
+        for name, value in changed.items():
+            self._client.set_tag(self.run_id, f"changed.{name}", value)
+        if changed:
+            log.info("MLflow keeps the parameters of the first start; tagged as changed: %s", ", ".join(changed))
 
-    def log_artifact(self, path: Path) -> None:
-        """Copy a file to the run's artifacts."""
-        self._safely("artifact", {"path": str(path)}, lambda: self._client.log_artifact(self.run_id, str(path)))
-
-    def _safely(self, kind: str, payload: dict[str, Any], send: Callable[[], None]) -> None:
-        if self.uri is None:
+    def _give_up(self, error: Exception) -> None:
+        """Warn, once, that from here on everything goes to the spool."""
+        self._client = None
+        if self._warned:
             return
-        with self._lock:  # one sender at a time, so that threads that fail together warn once
-            if self._client is not None or kind == "open":
-                try:
-                    send()
-                except Exception as error:
-                    self._client = None
-                    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-                    log.warning(
-                        "MLflow at %s does not take the run's records (%s): from here on they go to %s",
-                        self.uri, reason, self.root / SPOOL,
-                    )  # fmt: skip
-                else:
-                    return
+        self._warned = True
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        log.warning(
+            "MLflow at %s does not take the run's records (%s): from here on they go to %s",
+            self.uri, reason, self.root / SPOOL,
+        )  # fmt: skip
+
+    def _spool(self, record: _Record) -> None:
+        if record.kind == "status":
+            return
+        try:
             self.root.mkdir(parents=True, exist_ok=True)
             with (self.root / SPOOL).open("a", encoding="utf-8") as spool:
-                spool.write(json.dumps({"kind": kind, **payload}) + "\n")
+                spool.write(json.dumps({"kind": record.kind, **record.payload}) + "\n")
+        except OSError as error:
+            log.warning("lost for MLflow, because the spool cannot be written (%s): %s", error, record.payload)
 
     def __enter__(self) -> Tracker:
         return self
@@ -153,17 +242,15 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status = "FINISHED" if kind is None else "FAILED"
-        if self._client is not None:
-            self._safely("status", {"status": status}, lambda: self._client.set_terminated(self.run_id, status))
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted names and values as MLflow takes them (at most 500 characters)."""
-    flat: dict[str, str] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = str(value)[:500]
-    return flat
+        """Send what is left and mark the MLflow run finished or failed; a server that dawdles is left to the spool."""
+        if self._thread is None:
+            return
+        self._put(_Record("status", {"status": "FINISHED" if kind is None else "FAILED"}))
+        self._put(_STOP)
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            self._give_up(TimeoutError(f"it has not taken them for {_PATIENCE:.0f} s"))
+            while not self._queue.empty():
+                if (record := self._queue.get()) is not _STOP:
+                    self._spool(record)
+            self._put(_STOP)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +17,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from components.config import Config, load_config
-from workflows.tracking import SPOOL, Tracker, flatten, tracking_uri
+from workflows import tracking
+from workflows.tracking import SPOOL, Tracker, flatten, metric_name, tracking_uri
 
 
 @pytest.fixture(autouse=True)
@@ -187,3 +191,101 @@ def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
 def test_flat_names_and_values_that_mlflow_takes() -> None:
     found = flatten({"a": {"b": 1, "empty": {}}, "long": "x" * 900})
     assert found == {"a.b": "1", "a.empty": "{}", "long": "x" * 500}
+
+
+def test_neighbouring_metrics_go_in_one_call_and_nobody_waits(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(runs, "batched")
+    tracker = Tracker.open(config, config.root)
+    sent: list[int] = []
+    original = tracker._client.log_batch
+
+    def slow(run_id: str, metrics: list[object]) -> None:
+        time.sleep(0.3)
+        sent.append(len(metrics))
+        original(run_id, metrics=metrics)
+
+    monkeypatch.setattr(tracker._client, "log_batch", slow)
+    started = time.monotonic()
+    for step in range(40):
+        tracker.log_metrics({"loss": 1.0, "rate": 0.1}, step)
+    assert time.monotonic() - started < 0.3
+    tracker.__exit__(None, None, None)
+    assert sum(sent) == 80
+    assert len(sent) < 5
+    history = MlflowClient(tracking_uri(config)).get_metric_history(str(tracker.run_id), "loss")
+    assert sorted(point.step for point in history) == list(range(40))
+
+
+def test_a_file_is_copied_before_its_folder_moves_on(runs: Path, tmp_path: Path) -> None:
+    config = config_of(runs, "moved")
+    (tmp_path / "report.html").write_text("whole")
+    with Tracker.open(config, config.root) as tracker:
+        tracker.log_artifact(tmp_path / "report.html")
+        (tmp_path / "report.html").unlink()
+    found = [path.read_text() for path in (runs / "mlflow-artifacts" / str(tracker.run_id)).rglob("report.html")]
+    assert found == ["whole"]
+
+
+def test_one_wrong_call_does_not_cost_the_others(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(runs, "wrong")
+    with caplog.at_level(logging.WARNING, "almanac"), Tracker.open(config, config.root) as tracker:
+        tracker.log_artifact(tmp_path / "nowhere.html")
+        tracker.log_metrics({"loss (train), % of 1": 0.5, "time": 3.0, "step": 4.0})
+        tracker.log_metrics({})
+    assert read_back(config, tracker).data.metrics == {"loss _train__ _ of 1": 0.5, "time": 3.0, "step": 4.0}
+    assert "because it is not there" in caplog.text
+    assert not (config.root / SPOOL).exists()
+
+
+def test_a_run_that_was_deleted_is_followed_by_a_new_one(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(runs, "deleted")
+    with Tracker.open(config, config.root) as first:
+        pass
+    MlflowClient(tracking_uri(config)).delete_run(str(first.run_id))
+    with caplog.at_level(logging.WARNING, "almanac"), Tracker.open(config, config.root) as second:
+        second.log_metrics({"loss": 1.0})
+    assert second.run_id != first.run_id
+    assert read_back(config, second).data.metrics == {"loss": 1.0}
+    assert "a new one is started" in caplog.text
+    assert not (config.root / SPOOL).exists()
+
+
+def test_closing_does_not_wait_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case T-142: a server that takes a call and never ends it; what it did not take is in the spool."""
+    config = config_of(runs, "stuck")
+    tracker = Tracker.open(config, config.root)
+    release = threading.Event()
+    monkeypatch.setattr(tracker._client, "log_batch", lambda *_, **__: release.wait(30))
+    monkeypatch.setattr(tracking, "_PATIENCE", 0.5)
+    tracker.log_metrics({"loss": 1.0}, 1)
+    time.sleep(tracking._GATHER + 0.3)
+    tracker.log_metrics({"loss": 2.0}, 2)
+    started = time.monotonic()
+    tracker.__exit__(None, None, None)
+    assert time.monotonic() - started < 5
+    release.set()
+    steps = [json.loads(line)["step"] for line in (config.root / SPOOL).read_text().splitlines()]
+    assert steps == [2]
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_share_a_fresh_sqlite_file(tmp_path: Path) -> None:
+    """Case T-144: without a lock all of them lose: each makes the tables."""
+    code = (
+        "import sys; from components.config import load_config; from workflows.tracking import Tracker\n"
+        "config = load_config(None, ['runs=' + sys.argv[1], 'run_name=' + sys.argv[2]])\n"
+        "with Tracker.open(config, config.root) as tracker: tracker.log_metrics({'loss': 1.0})\n"
+        "assert tracker.run_id is not None"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), f"r{i}"]) for i in range(3)]
+    assert [process.wait(180) for process in started] == [0, 0, 0]
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("almanac").experiment_id])  # type: ignore[union-attr]
+    assert sorted(str(run.info.run_name) for run in found) == ["r0", "r1", "r2"]
+    assert not list(tmp_path.rglob(SPOOL))
+
+
+def test_metric_names_are_those_mlflow_takes() -> None:
+    """Case T-125: the name that the README gives is the one that is sent."""
+    assert metric_name("hybrid.nDCG@10") == "hybrid.nDCG_at_10"
+    assert metric_name("größe/ü:1") == "gr__e/_:1"
