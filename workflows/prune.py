@@ -193,6 +193,7 @@ def _numbers(job: Job, result: PruneResult, calibration: Calibration) -> dict[st
         "method": job.prune.method,
         "dropped": result.dropped,
         "order_of_pruning": result.order,
+        "protected": result.protected,
         "kept_layers": result.kept_layers,
         "intermediate_sizes": result.widths,
         "neurons_removed": result.neurons_removed,
@@ -227,7 +228,7 @@ def _difference(one: Any, other: Any, ids: np.ndarray) -> float:
 
 
 def write_importance(result: PruneResult, path: Path) -> None:
-    """Write one row a layer and kind: layer, kind, score (of the method), cosine, dropped, tokens."""
+    """Write one row a layer and kind: layer, kind, score (of the method), cosine, growth, dropped, tokens."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -236,6 +237,7 @@ def write_importance(result: PruneResult, path: Path) -> None:
     rows = [
         {
             "layer": layer, "kind": kind, "score": float(result.scores[kind][layer]), "cosine": float(cosine),
+            "growth": float(result.importance.growth[kind][layer]),
             "dropped": layer in result.dropped[kind], "tokens": result.importance.tokens,
         }
         for kind, cosines in result.importance.cosines.items()
@@ -244,6 +246,7 @@ def write_importance(result: PruneResult, path: Path) -> None:
     schema = pa.schema(
         [
             ("layer", pa.int32()), ("kind", pa.string()), ("score", pa.float64()), ("cosine", pa.float64()),
+            ("growth", pa.float64()),
             ("dropped", pa.bool_()), ("tokens", pa.int64()),
         ]
     )  # fmt: skip

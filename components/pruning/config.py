@@ -40,6 +40,11 @@ class PruneConfig(Section):
     """How sub-layers are chosen: lowest 1 - cosine (EffiR), smallest mean |weight|, by chance, or the last ones."""
     iterative: bool = False
     """Score again after every drop instead of once on the intact model (the paper's default is once)."""
+    protect_growth: float | None = Field(default=None, gt=1)
+    """Never drop a sub-layer that makes the state of any calibration token this many times longer: it writes the
+    massive activation of an attention sink, which the mean cosine overlooks (in SmolLM2-135M the MLP of layer 11: one
+    token 130 times longer, S in mid-field, the model ruined without it). None, as published, protects none.
+    """
     width_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of the remaining MLP neurons to remove, ranked over all layers; EffiR removes 0.3."""
     width_method: Literal["wanda", "magnitude", "random"] = "wanda"

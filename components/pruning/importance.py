@@ -28,9 +28,13 @@ Batch = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Importance:
-    """Mean cosine of the residual stream before and after each sub-layer, float64 [L] a kind, over `tokens` tokens."""
+    """What each sub-layer does to the residual stream, float64 [L] a kind, over `tokens` tokens."""
 
     cosines: dict[Kind, np.ndarray]
+    """Mean cosine of the stream before and after."""
+    growth: dict[Kind, np.ndarray]
+    """Largest factor by which a token's stream became longer. An MLP that writes the massive activation of an attention
+    sink multiplies one token's norm a hundredfold, which the mean cosine does not show."""
     tokens: int
 
     def scores(self, kind: Kind) -> np.ndarray:
@@ -59,10 +63,9 @@ def score_sublayers(
     try:
         with recorder.attached(model):
             for ids, mask in batches:
-                counted = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.bool()
-                if skip_first_token:
-                    counted = counted & (counted.cumsum(1) > 1)
-                recorder.counted = counted.to(device)
+                present = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.bool()
+                counted = present & (present.cumsum(1) > 1) if skip_first_token else present
+                recorder.present, recorder.counted = present.to(device), counted.to(device)
                 model.base_model(
                     input_ids=ids.to(device), attention_mask=None if mask is None else mask.to(device), use_cache=False
                 )
@@ -79,7 +82,8 @@ class _Recorder:
 
     def __init__(self, layers: int, device: torch.device) -> None:
         self.sums = {kind: torch.zeros(layers, dtype=torch.float64, device=device) for kind in KINDS}
-        self.counted = torch.ones(0, dtype=torch.bool)
+        self.growth = {kind: torch.zeros(layers, dtype=torch.float64, device=device) for kind in KINDS}
+        self.counted = self.present = torch.ones(0, dtype=torch.bool)
         self.tokens = 0
         self._before: Tensor | None = None
         self._between: Tensor | None = None
@@ -120,8 +124,12 @@ class _Recorder:
 
     def _add(self, kind: Kind, index: int, before: Tensor | None, after: Tensor) -> None:
         assert before is not None
-        cosine_BT = nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
+        before, after = before.float(), after.float()
+        cosine_BT = nn.functional.cosine_similarity(before, after, dim=-1)
         self.sums[kind][index] += cosine_BT[self.counted].double().sum()
+        if self.present.any():
+            ratio_BT = after.norm(dim=-1) / before.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+            self.growth[kind][index] = torch.maximum(self.growth[kind][index], ratio_BT[self.present].max().double())
 
     def result(self) -> Importance:
         if not self.tokens:
@@ -134,4 +142,4 @@ class _Recorder:
                     f"the cosine around the {kind} of layer {broken[0]} is not finite: the model's states overflow in "
                     f"this number format. Set model.dtype=float32 or bfloat16, or check the weights."
                 )
-        return Importance(cosines, self.tokens)
+        return Importance(cosines, {kind: values.cpu().numpy() for kind, values in self.growth.items()}, self.tokens)

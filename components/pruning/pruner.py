@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
+SINK_GROWTH = 10.0
+"""Dropping a sub-layer that grows a token's state this much is worth a warning."""
+
 
 @dataclass(frozen=True)
 class PruneResult:
@@ -35,6 +38,8 @@ class PruneResult:
     """All layers, least important first; the dropped ones in the order of dropping, then the others."""
     dropped: dict[Kind, list[int]]
     """In the order of dropping."""
+    protected: dict[Kind, list[int]]
+    """Never candidates, because of `prune.protect_growth`; last in the order."""
     kept_layers: list[int]
     """Full-model numbers of the layers that remain; position = number in the pruned model."""
     widths: list[int]
@@ -67,9 +72,20 @@ def prune_model(
     batches = batches_of(ids, config.calibration.batch_size)
     importance = _score(model, batches, config, progress, "intact model")
     scores = {kind: _depth_scores(model, config, kind, importance) for kind in importance.cosines}
-    order: dict[Kind, list[int]] = {kind: order_of_dropping(values) for kind, values in scores.items()}
+    protected = {kind: _protected(config, growth) for kind, growth in importance.growth.items()}
+    order: dict[Kind, list[int]] = {
+        kind: [*(layer for layer in order_of_dropping(values) if layer not in protected[kind]), *protected[kind]]
+        for kind, values in scores.items()
+    }
     kept, dropped = list(range(layers)), {kind: list[int]() for kind in order}
     for kind, number in _wanted(config):
+        candidates = [layer for layer in kept if layer not in protected[kind]]
+        if number > len(candidates):
+            raise ValueError(
+                f"prune.drop_{kind}s={number} but only {len(candidates)} of {len(kept)} may be dropped: "
+                f"prune.protect_growth={config.protect_growth} keeps layers {protected[kind]}. "
+                f"Lower the one or raise the other."
+            )
         for _ in range(number if config.iterative else min(number, 1)):
             if config.iterative:
                 first = not any(dropped.values())
@@ -77,8 +93,9 @@ def prune_model(
                 current = importance if first else _score(model, batches, config, progress, done)
                 ranked = [kept[place] for place in order_of_dropping(current.scores(kind))]
             else:
-                ranked = [layer for layer in order[kind] if layer in kept]
-            step = [layer for layer in ranked if layer not in dropped[kind]][: 1 if config.iterative else number]
+                ranked = order[kind]
+            possible = [layer for layer in ranked if layer in candidates and layer not in dropped[kind]]
+            step = possible[: 1 if config.iterative else number]
             drop(model, kind, [kept.index(layer) for layer in step])
             dropped[kind] += step
             if kind == "block":
@@ -86,8 +103,25 @@ def prune_model(
         order[kind] = [*dropped[kind], *(layer for layer in order[kind] if layer not in dropped[kind])]
         if number:
             progress(f"dropped {number} {kind}{'s' if number > 1 else ''}: {', '.join(map(str, dropped[kind]))}")
+            _warn_of_sinks(kind, dropped[kind], importance.growth[kind], progress)
     removed = _narrow(model, config, batches, progress)
-    return PruneResult(importance, scores, order, dropped, kept, list(layout_of(model).widths), removed)
+    return PruneResult(importance, scores, order, dropped, protected, kept, list(layout_of(model).widths), removed)
+
+
+def _protected(config: PruneConfig, growth: np.ndarray) -> list[int]:
+    if config.protect_growth is None:
+        return []
+    return [int(layer) for layer in np.flatnonzero(growth >= config.protect_growth)]
+
+
+def _warn_of_sinks(kind: Kind, layers: list[int], growth: np.ndarray, progress: Progress) -> None:
+    for layer in layers:
+        if growth[layer] >= SINK_GROWTH:
+            progress(
+                f"warning: the {kind} of layer {layer} was dropped, but it made a token's state {growth[layer]:.0f} "
+                f"times longer (an attention sink); models tend to break without. prune.protect_growth={SINK_GROWTH:g} "
+                f"keeps it"
+            )
 
 
 def _wanted(config: PruneConfig) -> Sequence[tuple[Kind, int]]:

@@ -100,7 +100,7 @@ def test_stage_writes_a_pruned_model_and_says_how(
     text = Text.load(folder / "model")
     assert text.documents(["lift"])[0][-1] == text.eos_id
     rows = pq.read_table(folder / "importance.parquet").to_pylist()
-    assert list(rows[0]) == ["layer", "kind", "score", "cosine", "dropped", "tokens"]
+    assert list(rows[0]) == ["layer", "kind", "score", "cosine", "growth", "dropped", "tokens"]
     assert len(rows) == 12
     mlps = sorted((row for row in rows if row["kind"] == "mlp"), key=lambda row: row["score"])
     assert [row["layer"] for row in mlps if row["dropped"]] == result["dropped"]["mlp"]

@@ -94,6 +94,20 @@ def test_first_token_can_be_left_out(llama: PreTrainedModel, ids: Tensor) -> Non
     np.testing.assert_allclose(rest.cosines["mlp"], expected, atol=2e-6)
 
 
+def test_growth_is_the_largest_over_tokens_that_are_not_padding(any_model: PreTrainedModel, ids: Tensor) -> None:
+    layer, seen = layers_of(any_model)[1], list[Tensor]()
+    layer.register_forward_pre_hook(lambda m, i: seen.append(i[0].clone()))
+    layer.register_forward_hook(lambda m, i, o: seen.append(o.clone()))
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    whole = score_sublayers(any_model, [(ids, mask)], skip_first_token=True)
+    ratio = (seen[1].norm(dim=-1) / seen[0].norm(dim=-1))[mask.bool()]
+    assert whole.growth["block"][1] == pytest.approx(ratio.max().item(), rel=1e-5)
+    parts = score_sublayers(any_model, [(ids[:2], mask[:2]), (ids[2:], mask[2:])])
+    for kind in KINDS:
+        np.testing.assert_allclose(parts.growth[kind], whole.growth[kind], rtol=1e-5)
+
+
 def test_bfloat16_is_scored_in_fp32(llama: PreTrainedModel, ids: Tensor) -> None:
     exact = score_sublayers(llama, [(ids, None)])
     rounded = score_sublayers(llama.to(torch.bfloat16), [(ids, None)])

@@ -144,6 +144,45 @@ def llama_again() -> PreTrainedModel:
     )
 
 
+def write_a_sink(model: PreTrainedModel, layer: int) -> None:
+    """Give token 1 a dimension of its own and make an MLP whose only work is to lengthen it: cosines stay near 1."""
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        embedding[:, -1], embedding[1] = 0, 0
+        embedding[1, -1] = 10
+        for block in layers_of(model):
+            block.self_attn.o_proj.weight[-1] = 0
+            block.mlp.down_proj.weight[-1] = 0
+        mlp = layers_of(model)[layer].mlp
+        for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+            projection.weight.zero_()
+        mlp.gate_proj.weight[0, -1] = mlp.up_proj.weight[0, -1] = 2
+        mlp.down_proj.weight[-1, 0] = 40
+
+
+@pytest.mark.parametrize("iterative", [False, True])
+def test_attention_sinks_are_kept_if_asked_and_warned_of_if_not(
+    llama: PreTrainedModel, ids: Tensor, iterative: bool
+) -> None:
+    write_a_sink(llama, 2)
+    rows = torch.cat([torch.ones(len(ids), 1, dtype=torch.int64), ids], 1)
+    growth = score_sublayers(llama, batches_of(rows.numpy(), 4)).growth["mlp"]
+    assert growth.argmax() == 2
+    limit = float(growth[2] - 1e-3)
+    assert limit > 10
+    said: list[str] = []
+    published = PruneConfig(drop_mlps=1, iterative=iterative)
+    unguarded = prune_model(copy.deepcopy(llama), published, rows.numpy(), progress=said.append)
+    assert unguarded.dropped["mlp"] == [2], "the cosine does not see it"
+    assert any("the mlp of layer 2 was dropped, but" in message for message in said)
+    guarded = prune(copy.deepcopy(llama), rows, drop_mlps=3, protect_growth=limit, iterative=iterative)
+    assert sorted(guarded.dropped["mlp"]) == [0, 1, 3]
+    assert guarded.protected["mlp"] == [2]
+    assert guarded.order["mlp"][-1] == 2
+    with pytest.raises(ValueError, match=r"prune.drop_mlps=4 but only 3 of 4 may be dropped: .* keeps layers \[2\]"):
+        prune(llama, rows, drop_mlps=4, protect_growth=limit, iterative=iterative)
+
+
 def test_pruning_twice_is_refused(llama: PreTrainedModel, ids: Tensor) -> None:
     prune(llama, ids, drop_mlps=1)
     with pytest.raises(ValueError, match="pruned before"):
