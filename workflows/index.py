@@ -20,13 +20,16 @@ from scipy.sparse import csr_matrix
 
 from components.encoding import MANIFEST as ENCODE_MANIFEST
 from components.indexing import IndexConfig, write_shard
-from components.indexing.dense import set_threads
+from components.indexing.dense import SAMPLE, set_threads
+from components.lookup import QueryEncoder
 from components.lookup.artefact import LOOKUP_FILE
 from components.storage import read_json, sha256_file
 from components.text import Text
 from workflows.stage import Stage, StageContext, main
 
 log = logging.getLogger("almanac")
+QUERY_WORDS = 8
+"""Length of the queries that the dense side is tuned with."""
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def run(context: StageContext) -> dict[str, Any]:
     pending = {
         build.remote(
             str(context.folder / f"shard-{number:05d}"), [(str(encode / s["file"]), s["sha256"]) for s in group],
-            corpus, manifest["vocabulary_size"], origin, config, cpus,
+            corpus, str(context.inputs["tabulate"]), manifest["vocabulary_size"], origin, config, cpus,
         ): number
         for number, group in enumerate(groups)
     }  # fmt: skip
@@ -112,8 +115,8 @@ def group_shards(shards: list[dict[str, Any]], documents_per_shard: int) -> list
 
 
 def build_shard(
-    folder: str, encoded: list[tuple[str, str]], corpus: list[str], vocabulary_size: int, origin: dict[str, str],
-    config: IndexConfig, threads: int,
+    folder: str, encoded: list[tuple[str, str]], corpus: list[str], tabulate: str, vocabulary_size: int,
+    origin: dict[str, str], config: IndexConfig, threads: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Build one index shard from encoded files (path, SHA-256); runs in a Ray task and starts over when retried."""
     set_threads(threads)
@@ -125,10 +128,12 @@ def build_shard(
             )
     table = pa.concat_tables(pq.read_table(path) for path, _ in encoded)
     dense, sparse = vectors(table, vocabulary_size)
-    titles, texts = find_texts(corpus, table["docid"]) if config.texts else (None, None)
+    titles, texts = find_texts(corpus, table["docid"])
+    kept = {"titles": titles, "texts": texts} if config.texts else {}
     manifest = write_shard(
-        Path(folder), table["docid"].to_pylist(), dense, sparse, titles=titles, texts=texts, config=config, **origin
-    )
+        Path(folder), table["docid"].to_pylist(), dense, sparse, config=config,
+        queries=sample_queries(texts, Path(tabulate)), **origin, **kept,
+    )  # fmt: skip
     files = [path for path in Path(folder).iterdir() if path.name != "documents.arrow"]
     return {
         "documents": manifest.documents, "nonzeros": manifest.nonzeros, "recall": manifest.dense_recall,
@@ -173,6 +178,13 @@ def find_texts(corpus: list[str], docids: pa.ChunkedArray) -> tuple[pa.ChunkedAr
             "data are of different runs. Run encode again."
         )
     return documents["title"].take(places), documents["text"].take(places)
+
+
+def sample_queries(texts: pa.ChunkedArray, tabulate: Path) -> np.ndarray:
+    """float32 [at most SAMPLE, H]: the first words of texts spread evenly, looked up in the table like real queries."""
+    some = texts.take(np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts)), dtype=np.int64)).to_pylist()
+    vectors = QueryEncoder.load(tabulate).encode([" ".join(text.split()[:QUERY_WORDS]) for text in some]).dense
+    return vectors[vectors.any(axis=1)]
 
 
 STAGE = Stage(name="index", sections=("index",), inputs=("data", "encode", "tabulate"), run=run)

@@ -18,9 +18,9 @@ class IndexConfig(Section):
     training_vectors: int = Field(200_000, ge=1)
     """Most vectors that an IVF or PQ index is trained on, a sample spread evenly over the shard."""
     probes: int | None = Field(None, ge=1)
-    """Lists that an IVF index reads a query; by default as many as a recall@10 of .98 takes on its own vectors."""
+    """Lists that an IVF index reads a query; by default as many as a recall@10 of .98 takes (see `write_shard`)."""
     recall_floor: float = Field(0.9, ge=0, le=1)
-    """A build is refused when recall@10 against exact search, on a sample of the shard's vectors, is below this."""
+    """A build is refused when recall@10 against exact search, on sample queries, is below this."""
     texts: bool = True
     """Keep titles and texts beside the vectors, so that serving can show them."""
 

@@ -19,8 +19,9 @@ EXACT_LIMIT = 200_000
 POINTS_A_CENTROID = 39
 """FAISS's own least number of training points a centroid."""
 TARGET_RECALL = 0.98
-"""Recall@10 at which doubling the lists an IVF index reads stops, on `PROBE_QUERIES` of its own vectors."""
-PROBE_QUERIES = 200
+"""Recall@10 at which doubling the lists that an IVF index reads stops."""
+SAMPLE = 200
+"""Queries that recall is measured on."""
 MARGIN = 8
 """Hits asked for beyond k, so that most ties at the k-th place are seen whole in one search."""
 BLOCK = 65_536
@@ -76,17 +77,17 @@ class DenseIndex:
     def __init__(self, index: Any) -> None:
         """`index` is a `faiss.IndexIDMap` around whatever the factory string made."""
         self._index = index
-        self._ivf = faiss.try_extract_index_ivf(faiss.downcast_index(index.index))
+        self._ivf: Any = faiss.try_extract_index_ivf(faiss.downcast_index(index.index))
 
     @classmethod
     def build(
         cls, vectors: np.ndarray, rows: np.ndarray, factory: str, training_vectors: int = 200_000,
-        probes: int | None = None,
+        probes: int | None = None, queries: np.ndarray | None = None,
     ) -> DenseIndex:  # fmt: skip
         """Index `vectors` (float16 or float32 [N, H], unit rows) under the ascending numbers `rows` (int64 [N]).
 
-        `probes` is how many lists an IVF index reads a query; None doubles it until recall@10 is `TARGET_RECALL`.
-        ValueError: FAISS cannot build `factory` for H dimensions.
+        `probes` is how many lists an IVF index reads a query; None doubles it until recall@10 of `queries` (float32
+        [Q, H]; by default a sample of the vectors) is `TARGET_RECALL`. ValueError: FAISS cannot build this.
         """
         try:
             index = faiss.index_factory(vectors.shape[1], f"IDMap,{factory}", faiss.METRIC_INNER_PRODUCT)
@@ -102,7 +103,8 @@ class DenseIndex:
             block = slice(start, start + BLOCK)
             index.add_with_ids(vectors[block].astype(np.float32), rows[block].astype(np.int64))
         built = cls(index)
-        built._set_probes(vectors, rows, probes)
+        if built._ivf is not None:
+            built._set_probes(vectors, rows, probes, sample_rows(vectors) if queries is None else queries)
         return built
 
     @classmethod
@@ -148,12 +150,11 @@ class DenseIndex:
             left, asked = left[tied], min(4 * asked, len(self))
         return found
 
-    def recall(self, vectors: np.ndarray, rows: np.ndarray, sample: int = 100, k: int = 10) -> float:
-        """Recall@k against exact search, on `sample` of the index's own vectors (and their rows) spread evenly.
+    def recall(self, vectors: np.ndarray, rows: np.ndarray, queries: np.ndarray, k: int = 10) -> float:
+        """Recall@k of unit `queries` [Q, H] against exact search over the index's own vectors (and their rows).
 
         A document counts as found when its exact score is among the k best, so equal vectors can stand for each other.
         """
-        queries = vectors[:: max(1, len(vectors) // sample)][:sample].astype(np.float32)
         return self._recall(vectors, rows, queries, _exact_scores(vectors, queries, min(k, len(vectors))))
 
     def _recall(self, vectors: np.ndarray, rows: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> float:
@@ -165,23 +166,25 @@ class DenseIndex:
             hits += int((scores >= floor - 1e-5).sum())
         return hits / exact.size
 
-    def _set_probes(self, vectors: np.ndarray, rows: np.ndarray, probes: int | None) -> None:
-        if self._ivf is None:
-            return
+    def _set_probes(self, vectors: np.ndarray, rows: np.ndarray, probes: int | None, queries: np.ndarray) -> None:
         lists = self._ivf.nlist
         self._ivf.nprobe = min(probes or 1, lists)
         if probes is None:
-            queries = vectors[:: max(1, len(vectors) // PROBE_QUERIES)][:PROBE_QUERIES].astype(np.float32)
             exact = _exact_scores(vectors, queries, min(10, len(vectors)))
             while self._ivf.nprobe < lists and self._recall(vectors, rows, queries, exact) < TARGET_RECALL:
                 self._ivf.nprobe = min(2 * self._ivf.nprobe, lists)
         log.info("dense index reads %d of %d lists a query", self._ivf.nprobe, lists)
 
 
+def sample_rows(vectors: np.ndarray, count: int = SAMPLE) -> np.ndarray:
+    """float32 [at most count, H]: rows spread evenly."""
+    return vectors[:: max(1, len(vectors) // count)][:count].astype(np.float32)
+
+
 def _exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
     """float32 [Q, k]: the k best inner products of each query, best first."""
     best = np.full((len(queries), k), -np.inf, np.float32)
-    for start in range(0, len(vectors), BLOCK):
+    for start in range(0, len(vectors) if len(queries) else 0, BLOCK):
         block = vectors[start : start + BLOCK].astype(np.float32)
         scores = faiss.knn(queries, block, min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT)[0]
         best = -np.sort(-np.concatenate([best, scores], axis=1), axis=1)[:, :k]

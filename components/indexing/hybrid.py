@@ -152,19 +152,22 @@ class HybridIndex:
             raise ValueError(f"query {query}: its sparse vector holds NaN or infinity")
 
     def _dense_lists(self, queries: np.ndarray, depth: int) -> list[_List]:
-        return self._merge([shard.dense.search(queries, depth) for shard in self.shards], len(queries), depth)
+        return self._merge([shard.dense.search(queries, depth) for shard in self.shards], len(queries), depth, False)
 
     def _sparse_lists(self, batch: Queries, depth: int) -> list[_List]:
         found = [shard.sparse.search(batch.indptr, batch.indices, batch.weights, depth) for shard in self.shards]
-        return self._merge(found, len(batch.indptr) - 1, depth)
+        return self._merge(found, len(batch.indptr) - 1, depth, True)
 
-    def _merge(self, found: list[list[Found]], count: int, depth: int) -> list[_List]:
-        """One list a query over all shards, of global rows, by (score, docid), never by FAISS's own ids (T-094)."""
+    def _merge(self, found: list[list[Found]], count: int, depth: int, settled: bool) -> list[_List]:
+        """One list a query over all shards, of global rows, by (score, docid), never by FAISS's own ids (T-094).
+
+        `settled`: ties inside a shard are in docid order already.
+        """
         lists = []
         for query in range(count):
             parts = [(found[s][query][0] + self._offsets[s], found[s][query][1]) for s in range(len(self.shards))]
             rows, scores = (np.concatenate(side) for side in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
-            if len(parts) > 1 or (scores[1:] == scores[:-1]).any():
+            if len(parts) > 1 or (not settled and (scores[1:] == scores[:-1]).any()):
                 order = np.lexsort((self._ranks[rows], -scores))
                 rows, scores = rows[order], scores[order]
             lists.append(_List(rows[:depth], scores[:depth]))
@@ -189,11 +192,13 @@ class HybridIndex:
 
 def _side(found: _List, rows: np.ndarray, fusion: FusionConfig, weight: float) -> list[tuple[float | None, float]]:
     """For each of `rows`: its own score in the list (None: not in it) and what the list adds to the fused score."""
-    order = np.argsort(found.rows, kind="stable")
-    place = np.searchsorted(found.rows, rows, sorter=order)
-    place = order[np.minimum(place, max(0, len(order) - 1))] if len(order) else np.zeros(len(rows), np.int64)
-    parts = weight * list_contributions(found.scores, fusion)
-    return [
-        (float(found.scores[p]), float(parts[p])) if len(order) and found.rows[p] == row else (None, 0.0)
-        for p, row in zip(place.tolist(), rows.tolist(), strict=True)
-    ]
+    if len(rows) == 0 or len(found.rows) == 0:
+        return [(None, 0.0)] * len(rows)
+    order = np.argsort(rows)
+    nearest = order[np.minimum(np.searchsorted(rows, found.rows, sorter=order), len(rows) - 1)]
+    places = np.flatnonzero(rows[nearest] == found.rows)
+    sides: list[tuple[float | None, float]] = [(None, 0.0)] * len(rows)
+    scores, parts = found.scores[places].tolist(), weight * list_contributions(found.scores, fusion)[places]
+    for hit, score, part in zip(nearest[places].tolist(), scores, parts.tolist(), strict=True):
+        sides[hit] = (score, part)
+    return sides

@@ -11,7 +11,7 @@ import pyarrow as pa
 from scipy.sparse import csr_matrix
 
 from components.indexing.config import IndexConfig
-from components.indexing.dense import DenseIndex, choose_factory
+from components.indexing.dense import DenseIndex, choose_factory, sample_rows
 from components.indexing.sparse import FILES, SparseIndex, round_to_half
 from components.section import Section
 from components.storage import read_json, sha256_file, write_json
@@ -50,12 +50,14 @@ class ShardManifest(Section):
 def write_shard(
     folder: Path, docids: Sequence[str], dense: np.ndarray, sparse: csr_matrix, *, model_fingerprint: str,
     text_fingerprint: str = "", table_fingerprint: str = "", titles: Strings | None = None,
-    texts: Strings | None = None, config: IndexConfig | None = None,
+    texts: Strings | None = None, config: IndexConfig | None = None, queries: np.ndarray | None = None,
 ) -> ShardManifest:  # fmt: skip
     """Build a shard in `folder` (created): row i of everything belongs to `docids[i]`.
 
-    dense float [N, H], unit or zero rows; sparse CSR [N, V], weights ≥ 0. ValueError: lengths differ, a docid twice, a
-    NaN or a weight above half precision (the docid is named), or recall below the floor.
+    dense float [N, H], unit or zero rows; sparse CSR [N, V], weights ≥ 0. `queries` float32 [Q, H] are what the dense
+    side is tuned and measured with, by default a sample of the documents, which flatters it: queries lie further off.
+    ValueError: lengths differ, a docid twice, a NaN or a weight above half precision (the docid is named), or recall
+    below the floor.
     """
     config = config or IndexConfig()
     sparse = round_to_half(sparse)
@@ -64,8 +66,9 @@ def write_shard(
     filled = np.flatnonzero(dense.any(axis=1))
     vectors = dense if len(filled) == len(dense) else dense[filled]
     factory = choose_factory(config.dense, len(filled), config.training_vectors)
-    index = DenseIndex.build(vectors, filled, factory, config.training_vectors, config.probes)
-    recall = index.recall(vectors, filled)
+    queries = sample_rows(vectors) if queries is None else queries
+    index = DenseIndex.build(vectors, filled, factory, config.training_vectors, config.probes, queries)
+    recall = index.recall(vectors, filled, queries)
     if recall < config.recall_floor:
         raise ValueError(
             f"{folder}: recall@10 of {factory} against exact search is {recall:.3f}, below index.recall_floor="

@@ -144,6 +144,18 @@ def test_built_again_over_what_a_killed_build_left_it_has_the_same_bytes(encoded
     assert {str(path.relative_to(folder)): sha256_file(path) for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_the_dense_side_is_tuned_with_looked_up_queries(encoded: Make) -> None:
+    config = encoded("index.dense=IVF1,SQfp16")
+    texts = pa.chunked_array([["the lift of a wing in a slipstream depends on the angle", "", "heat"]])
+    found = index.sample_queries(texts, config.root / "tabulate")
+    encoder = QueryEncoder.load(config.root / "tabulate")
+    wanted = encoder.encode(["the lift of a wing in a slipstream", "heat"]).dense
+    np.testing.assert_array_equal(found, wanted)  # eight words; the empty text gives no query
+    result, folder = build(config)
+    assert Shard(folder / "shard-00000").manifest.dense_probes == 1
+    assert result["dense_recall_at_10"] == 1.0
+
+
 def test_texts_may_be_left_out(encoded: Make) -> None:
     _, folder = build(encoded("index.texts=false"))
     assert HybridIndex.open(folder).documents(["d03"]) == {"d03": ("", "")}

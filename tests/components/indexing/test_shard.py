@@ -90,6 +90,10 @@ def test_an_empty_shard_is_legal(tmp_path: Path, collection: Collection) -> None
         model_fingerprint="m",
     )
     assert len(HybridIndex.open(tmp_path).search(collection.queries, k=3)) == 6
+    hits = HybridIndex([Shard(tmp_path / "shard-00001")]).search(collection.queries, k=3)
+    assert hits == [[]] * 6
+    write(tmp_path / "shard-00002", collection, queries=np.zeros((0, 8), np.float32))  # nothing to measure with
+    assert Shard(tmp_path / "shard-00002").manifest.dense_recall == 1.0
 
 
 def test_shards_of_different_models_are_refused(tmp_path: Path, collection: Collection) -> None:
