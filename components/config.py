@@ -72,7 +72,9 @@ class Config(Section):
     def _consistent(self) -> Config:
         budget, longest = self.encode.batch_tokens, self.text.document_max_tokens
         if budget < longest:
-            raise ValueError(f"encode.batch_tokens={budget} cannot hold one document of text.document_max_tokens={longest} tokens")
+            raise ValueError(
+                f"encode.batch_tokens={budget} cannot hold one document of text.document_max_tokens={longest} tokens"
+            )
         return self
 
     @property
@@ -97,7 +99,9 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"{path}: the configuration is refused\n" + "\n".join(map(_explain, error.errors()))) from None
+        raise ConfigError(
+            f"{path}: the configuration is refused\n" + "\n".join(map(_explain, error.errors()))
+        ) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -114,7 +118,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _environment(variables: Mapping[str, str]) -> list[tuple[str, list[str], Any]]:
     found = sorted(name for name in variables if name.startswith(ENVIRONMENT_PREFIX))
-    return [(name, name[len(ENVIRONMENT_PREFIX) :].lower().split("__"), _value(variables[name], name)) for name in found]
+    return [
+        (name, name[len(ENVIRONMENT_PREFIX) :].lower().split("__"), _value(variables[name], name)) for name in found
+    ]
 
 
 def _override(text: str) -> tuple[str, list[str], Any]:

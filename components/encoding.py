@@ -65,12 +65,14 @@ def plan_shards(files: Sequence[Path], rows_per_shard: int) -> list[ShardPlan]:
 
 def read_rows(plan: ShardPlan, columns: Sequence[str]) -> pa.Table:
     """The rows of a shard, in corpus order; only the row groups that hold them are read."""
-    tables = []
+    tables: list[pa.Table] = []
     for file, start, stop in plan.pieces:
         tables.extend(_read_piece(file, start, stop, list(columns)))
     table = pa.concat_tables(tables)
     if table.num_rows != plan.rows:
-        raise ValueError(f"{plan.file}: wanted {plan.rows} corpus rows, read {table.num_rows}: the corpus changed under this run")
+        raise ValueError(
+            f"{plan.file}: wanted {plan.rows} corpus rows, read {table.num_rows}: the corpus changed under this run"
+        )
     return table
 
 
@@ -111,7 +113,11 @@ def write_shard(
     _refuse_bad_rows(docids, dense, indptr, weights)
     half = weights.astype(np.float16)
     keep = half > 0
-    lengths = np.add.reduceat(np.append(keep, False).astype(np.int64), indptr[:-1]) if len(indptr) > 1 else np.zeros(0, np.int64)
+    lengths = (
+        np.add.reduceat(np.append(keep, False).astype(np.int64), indptr[:-1])
+        if len(indptr) > 1
+        else np.zeros(0, np.int64)
+    )
     lengths[np.diff(indptr) == 0] = 0
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     schema = shard_schema(dense.shape[1], vocabulary_size)

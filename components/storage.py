@@ -17,7 +17,19 @@ from typing import Any, BinaryIO
 FORMAT_VERSION = 1
 """Part of every fingerprint: raising it makes every stage of every old run stale."""
 
-_RECORDED = ("ray", "torch", "transformers", "peft", "faiss-cpu", "mlflow", "pyarrow", "ir-datasets", "tokenizers", "numpy", "numba")
+_RECORDED = (
+    "ray",
+    "torch",
+    "transformers",
+    "peft",
+    "faiss-cpu",
+    "mlflow",
+    "pyarrow",
+    "ir-datasets",
+    "tokenizers",
+    "numpy",
+    "numba",
+)
 
 
 @contextlib.contextmanager

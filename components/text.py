@@ -45,9 +45,13 @@ class Text:
         special_ids: Sequence[int], vocabulary_size: int,
     ) -> None:  # fmt: skip
         if config.bos and bos_id is None:
-            raise ValueError("text.bos is true but the tokenizer has no bos token: set text.bos=false or name a bos token")
+            raise ValueError(
+                "text.bos is true but the tokenizer has no bos token: set text.bos=false or name a bos token"
+            )
         if config.eos and eos_id is None:
-            raise ValueError("text.eos is true but the tokenizer has no eos token: set text.eos=false or name an eos token")
+            raise ValueError(
+                "text.eos is true but the tokenizer has no eos token: set text.eos=false or name an eos token"
+            )
         self.tokenizer = tokenizer
         self.config = config
         self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id

@@ -27,14 +27,18 @@ log = logging.getLogger("almanac")
 class ShardEncoder:
     """The Ray Data actor: holds one document encoder and turns shard plans into shard files."""
 
-    def __init__(self, model: str, folder: str, batch_tokens: int, dtype: str, attention: str, threads: int, gpu: bool) -> None:
+    def __init__(
+        self, model: str, folder: str, batch_tokens: int, dtype: str, attention: str, threads: int, gpu: bool
+    ) -> None:
         import torch
 
         from components.models.document_encoder import DocumentEncoder
 
         if not gpu:
             torch.set_num_threads(threads)  # Ray sets OMP_NUM_THREADS=1 in its workers (case T-087)
-        self.encoder = DocumentEncoder.load(Path(model), dtype=dtype, attention=attention, device="cuda" if gpu else "cpu")
+        self.encoder = DocumentEncoder.load(
+            Path(model), dtype=dtype, attention=attention, device="cuda" if gpu else "cpu"
+        )
         self.folder, self.batch_tokens = Path(folder), batch_tokens
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -47,7 +51,9 @@ class ShardEncoder:
         rows = read_rows(plan, ["docid", "text"])
         texts = rows["text"].to_pylist()
         encoded = self.encoder.encode_texts(texts, self.batch_tokens)
-        tokens = sum(min(len(ids) + 2, self.encoder.text.config.document_max_tokens) for ids in self.encoder.text.plain(texts))
+        tokens = sum(
+            min(len(ids) + 2, self.encoder.text.config.document_max_tokens) for ids in self.encoder.text.plain(texts)
+        )
         write_shard(
             self.folder / plan.file, rows["docid"], encoded.dense, *encoded.sparse,
             vocabulary_size=self.encoder.text.vocabulary_size, tokens=tokens,
@@ -74,7 +80,9 @@ def actor_shape(config: EncodeConfig) -> tuple[int, int, bool]:
     """Actors, CPUs of each and whether each has a GPU, from the config and the cluster; refuses what can never fit."""
     have = ray.cluster_resources()
     gpus, cpus = int(have.get("GPU", 0)), max(1, int(have.get("CPU", 1)))
-    actors = config.actors or (gpus or max(1, len([node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")])))
+    actors = config.actors or (
+        gpus or max(1, len([node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]))
+    )
     share = config.cpus_per_actor or max(1, cpus // actors)
     require(cpus=actors * share, gpus=actors if gpus else 0, what=f"encode with {actors} actors of {share} CPUs")
     return actors, share, gpus > 0
@@ -84,7 +92,14 @@ def _encode_missing(context: StageContext, missing: list[ShardPlan], total: int)
     config = context.config
     actors, cpus, gpu = actor_shape(config.encode)
     actors = min(actors, len(missing))
-    log.info("encode    %d documents, %d shards to do, %d actor(s) × %d CPUs%s", total, len(missing), actors, cpus, " + GPU" if gpu else "")
+    log.info(
+        "encode    %d documents, %d shards to do, %d actor(s) × %d CPUs%s",
+        total,
+        len(missing),
+        actors,
+        cpus,
+        " + GPU" if gpu else "",
+    )
     dataset = ray.data.from_items([{"plan": plan} for plan in missing], override_num_blocks=len(missing)).map_batches(
         ShardEncoder,
         fn_constructor_args=(
@@ -110,7 +125,9 @@ def _finish(context: StageContext, plans: list[ShardPlan], seconds: float, encod
         path = context.folder / plan.file
         counts = shard_counts(path)
         if counts["rows"] != plan.rows:
-            raise ValueError(f"{path}: holds {counts['rows']} documents instead of {plan.rows}. Delete it and run encode again.")
+            raise ValueError(
+                f"{path}: holds {counts['rows']} documents instead of {plan.rows}. Delete it and run encode again."
+            )
         totals = {name: totals[name] + counts[name] for name in totals}
         shards.append({"file": plan.file, "sha256": sha256_file(path), **counts})
     wanted = read_json(context.inputs["data"] / RESULT)["documents"]

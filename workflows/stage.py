@@ -19,7 +19,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from components.config import Config
-from components.storage import FORMAT_VERSION, fingerprint, read_json, replace_folder, versions, write_atomic, write_json
+from components.storage import (
+    FORMAT_VERSION,
+    fingerprint,
+    read_json,
+    replace_folder,
+    versions,
+    write_atomic,
+    write_json,
+)
 from workflows.tracking import Tracker
 
 log = logging.getLogger("almanac")
@@ -67,7 +75,9 @@ def run_lock(root: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise StageError(f"{root}: another process is working on this run. Wait for it, or use another --run-name.") from None
+        raise StageError(
+            f"{root}: another process is working on this run. Wait for it, or use another --run-name."
+        ) from None
     try:
         yield
     finally:
@@ -138,7 +148,9 @@ def _check_input(needed_by: str, name: str, config: Config) -> str:
     dumped = config.model_dump(mode="json")
     for section, value in result["sections"].items():
         if dumped.get(section) != value:
-            raise StageError(f"{needed_by} needs {folder}, but that was made with another `{section}` section: {remedy}")
+            raise StageError(
+                f"{needed_by} needs {folder}, but that was made with another `{section}` section: {remedy}"
+            )
     for inner, made_from in result["inputs"].items():
         if _check_input(name, inner, config) != made_from:
             raise StageError(f"{needed_by} needs {folder}, but `{inner}` was made again since: {remedy}")

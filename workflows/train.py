@@ -81,14 +81,16 @@ class RetrieverTask:
         torch.manual_seed(settings.config.seed)
         self.text = Text.load(settings.backbone)
         half = use_bfloat16(config, worker.device) and config.lora is not None
-        model = load_causal_lm(settings.backbone, "bfloat16" if half else "float32", settings.config.model.attention).to(worker.device)  # type: ignore[arg-type]
+        model = load_causal_lm(
+            settings.backbone, "bfloat16" if half else "float32", settings.config.model.attention
+        ).to(worker.device)  # type: ignore[arg-type]
         self.extras = self._extras()
         if config.retriever.center:
             self.extras = self._centred(model)
         if config.gradient_checkpointing and config.steps:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             model.enable_input_require_grads()
-        self.module = Trainee(
+        self.module: Any = Trainee(
             with_lora(model, config) if config.steps else model, self.text, config.retriever, config.terms, self.extras,
             document_max_tokens=config.document_max_tokens, seed=settings.config.seed,
         )  # fmt: skip
@@ -113,7 +115,9 @@ class RetrieverTask:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over the centre."""
         if "center" in state:
-            self.extras = Extras(self.extras.token_scores, state["center"].numpy(), self.extras.idf, self.extras.average_length)
+            self.extras = Extras(
+                self.extras.token_scores, state["center"].numpy(), self.extras.idf, self.extras.average_length
+            )
             self.module.extras = self.extras
 
     def export(self) -> None:
@@ -140,7 +144,9 @@ class RetrieverTask:
 
     def _centred(self, model: Any) -> Extras:
         """The extras with the centre: the mean raw vector over a seeded sample of documents."""
-        retriever = Retriever(model, self.text, self.config.retriever.model_copy(update={"center": False}), self.extras, "")
+        retriever = Retriever(
+            model, self.text, self.config.retriever.model_copy(update={"center": False}), self.extras, ""
+        )
         texts = sample_documents(self.settings.data / "corpus", self.config.center_documents, self.settings.config.seed)
         vectors = DocumentEncoder(retriever, self.worker.device).pooled(texts)
         filled = vectors[np.abs(vectors).sum(axis=1) > 0]
@@ -181,7 +187,7 @@ def _settle_statistics(corpus: Path, backbone: Path, config: TrainConfig, target
     groups = stem_groups(text, stems) if stems else None
     plans = plan_shards(sorted(corpus.glob("*.parquet")), 20_000)
 
-    def count(batch: dict[str, Any]) -> dict[str, Any]:
+    def count(batch: Any) -> Any:
         found = [_counted(backbone, plan, groups) for plan in batch["plan"]]
         return {
             "frequencies": np.stack([part.frequencies for part in found]),

@@ -36,8 +36,8 @@ KEPT = 2
 class Task(Protocol):
     """What the loop needs of a training task; built in every worker."""
 
-    module: nn.Module
-    """Returns the loss terms when called with (batch, rank, world, step)."""
+    module: Any
+    """A torch module that returns the loss terms when called with (batch, rank, world, step)."""
 
     def batch(self, step: int) -> Any:
         """The global batch of a step."""
@@ -79,7 +79,11 @@ def training_shape(config: TrainConfig) -> Shape:
     have = ray.cluster_resources()
     gpu = bool(have.get("GPU")) if config.use_gpu is None else config.use_gpu
     cpus = config.cpus_per_worker or max(1, int(have.get("CPU", 1)) // config.workers)
-    require(cpus=cpus * config.workers, gpus=config.workers if gpu else 0, what=f"training with {config.workers} workers of {cpus} CPUs")
+    require(
+        cpus=cpus * config.workers,
+        gpus=config.workers if gpu else 0,
+        what=f"training with {config.workers} workers of {cpus} CPUs",
+    )
     return Shape(config.workers, cpus, gpu)
 
 
@@ -126,7 +130,9 @@ def run_loop(task: Task, config: TrainConfig, folder: Path, worker: Worker, seed
     wrapped: nn.Module = module
     if worker.world > 1 and config.steps:
         wrapped = nn.parallel.DistributedDataParallel(
-            module, device_ids=[worker.device.index] if worker.device.type == "cuda" else None, find_unused_parameters=config.lora is None
+            module,
+            device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
+            find_unused_parameters=config.lora is None,
         )
     module.train()
     bad = 0
@@ -157,7 +163,11 @@ def run_loop(task: Task, config: TrainConfig, folder: Path, worker: Worker, seed
         step += 1
         if worker.rank == 0 and (step % config.log_every == 0 or step in (1, config.steps)):
             now = time.perf_counter()
-            shown = {"loss": float(loss.detach()), "gradient_norm": norm, "learning_rate": optimiser.param_groups[0]["lr"]}
+            shown = {
+                "loss": float(loss.detach()),
+                "gradient_norm": norm,
+                "learning_rate": optimiser.param_groups[0]["lr"],
+            }
             shown |= {name: float(value.detach()) for name, value in terms.weighted.items()} | terms.shown | norms
             _append(folder / STEPS_LOG, {"step": step, "seconds": now - window, **shown})
             window = now
@@ -183,7 +193,9 @@ def use_bfloat16(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported()
 
 
-def _gradient_norms(terms: Any, parameters: dict[str, nn.Parameter], config: TrainConfig, step: int) -> dict[str, float]:
+def _gradient_norms(
+    terms: Any, parameters: dict[str, nn.Parameter], config: TrainConfig, step: int
+) -> dict[str, float]:
     every = config.gradient_norms_every
     if not every or step % every:
         return {}
@@ -195,7 +207,9 @@ def _gradient_norms(terms: Any, parameters: dict[str, nn.Parameter], config: Tra
     return norms
 
 
-def _save(task: Task, parameters: dict[str, nn.Parameter], optimiser: torch.optim.Optimizer, step: int, folder: Path) -> None:
+def _save(
+    task: Task, parameters: dict[str, nn.Parameter], optimiser: torch.optim.Optimizer, step: int, folder: Path
+) -> None:
     state = {
         "step": step, "parameters": {name: p.detach().cpu() for name, p in parameters.items()},
         "optimiser": optimiser.state_dict(), "task": task.state(),
@@ -214,7 +228,9 @@ def _resume(task: Task, parameters: dict[str, nn.Parameter], optimiser: torch.op
             log.warning("%s cannot be read (%s): trying the one before", path, error)
             continue
         if set(state["parameters"]) != set(parameters):
-            raise ValueError(f"{path}: a checkpoint of other trainable weights than this config trains. Delete {folder} to start over.")
+            raise ValueError(
+                f"{path}: a checkpoint of other trainable weights than this config trains. Delete {folder} to start over."
+            )
         with torch.no_grad():
             for name, p in parameters.items():
                 p.copy_(state["parameters"][name])
@@ -269,8 +285,18 @@ class _LogReader:
         before = self._last[0] if self._last else 0
         self._last = (step, seconds)
         each = seconds / max(1, step - before)
-        terms = " ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in ("learning_rate", "gradient_norm"))
-        log.info("train     step %d / %d  %s  |g| %.3g  %.1f s a step, %.0f s left", step, self._steps, terms, row["gradient_norm"], each, each * (self._steps - step))
+        terms = " ".join(
+            f"{name} {value:.4g}" for name, value in row.items() if name not in ("learning_rate", "gradient_norm")
+        )
+        log.info(
+            "train     step %d / %d  %s  |g| %.3g  %.1f s a step, %.0f s left",
+            step,
+            self._steps,
+            terms,
+            row["gradient_norm"],
+            each,
+            each * (self._steps - step),
+        )
         self._record({f"train.{name}": value for name, value in row.items()} | {"train.seconds_a_step": each}, step)
 
 

@@ -18,7 +18,7 @@ class IndexConfig(Section):
     training_vectors: int = Field(200_000, ge=1)
     """Most vectors that an IVF or PQ index is trained on, a sample spread evenly over the shard."""
     probes: int | None = Field(None, ge=1)
-    """Lists that an IVF index reads a query; by default as many as a recall@10 of .98 takes (see `write_shard`)."""
+    """Lists that an IVF index reads a query; by default as many as a recall@10 of .985 takes (see `write_shard`)."""
     recall_floor: float = Field(0.9, ge=0, le=1)
     """A build is refused when recall@10 against exact search, on sample queries, is below this."""
     texts: bool = True

@@ -23,7 +23,9 @@ def stem_groups(text: Text, language: str) -> np.ndarray:
     import Stemmer
 
     if language not in Stemmer.algorithms():
-        raise ValueError(f"lexical_stems={language!r}: no such Snowball stemmer; there are {', '.join(Stemmer.algorithms())}")
+        raise ValueError(
+            f"lexical_stems={language!r}: no such Snowball stemmer; there are {', '.join(Stemmer.algorithms())}"
+        )
     stemmer = Stemmer.Stemmer(language)
     groups = np.arange(text.vocabulary_size, dtype=np.int32)
     first: dict[str, int] = {}

@@ -33,7 +33,9 @@ class TermsConfig(Section):
     @model_validator(mode="after")
     def _teacher(self) -> TermsConfig:
         if (self.kl_dense or self.kl_sparse) and not self.symmetric_dense:
-            raise ValueError("the KL terms learn from the symmetric scores: set symmetric_dense above 0, or kl_dense=kl_sparse=0")
+            raise ValueError(
+                "the KL terms learn from the symmetric scores: set symmetric_dense above 0, or kl_dense=kl_sparse=0"
+            )
         if not (self.symmetric_dense or self.asymmetric_dense or self.sparse):
             raise ValueError("all contrastive terms are 0: nothing would be learnt")
         return self

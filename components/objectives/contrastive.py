@@ -35,7 +35,9 @@ def contrastive_loss(scores: Tensor, group: int, masked: Tensor | None = None) -
     """
     queries, documents = scores.shape
     if documents != queries * group:
-        raise ValueError(f"scores are [{queries}, {documents}], wanted [{queries}, {queries * group}] for {group} documents a query")
+        raise ValueError(
+            f"scores are [{queries}, {documents}], wanted [{queries}, {queries * group}] for {group} documents a query"
+        )
     if masked is not None:
         scores = scores.masked_fill(masked, torch.finfo(scores.dtype).min)
     return cross_entropy(scores, torch.arange(queries, device=scores.device) * group)
@@ -46,7 +48,10 @@ def gather_with_gradient(local: Tensor) -> Tensor:
 
     Every rank then computes the same loss; multiply it by the world size, because DDP averages (case T-019).
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()) or torch.distributed.get_world_size() == 1:
+    if (
+        not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        or torch.distributed.get_world_size() == 1
+    ):
         return local
     parts = [torch.empty_like(local) for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather(parts, local.detach().contiguous())

@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TERMS, HIDDEN, VOCABULARY, QUERY_TERMS, K = 128, 576, 49_152, 11, 10
 CANDIDATES = 1000
 WORD = re.compile(r"\w+")
-APPROXIMATE = "IVF512,SQfp16"
+APPROXIMATE = "IVF2048,SQfp16"
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         indexes, seconds = {}, {}
         for name, factory in (("auto", "auto"), ("approximate", APPROXIMATE)):
             folder, started = Path(temporary) / name, time.perf_counter()
-            config = IndexConfig(dense=factory, training_vectors=40_000)
+            config = IndexConfig(dense=factory, training_vectors=80_000)
             write_shard(
                 folder / "shard-00000", docids, dense, sparse, model_fingerprint="benchmark", config=config,
                 queries=queries.dense[1::2],

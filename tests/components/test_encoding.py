@@ -15,8 +15,12 @@ from components.encoding import plan_shards, read_rows, shard_counts, write_shar
 
 
 @settings(max_examples=30, deadline=None)
-@given(sizes=st.lists(st.integers(0, 25), min_size=1, max_size=5), per_shard=st.integers(1, 30), group=st.integers(1, 9))
-def test_shards_cover_the_corpus_once_in_order(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], per_shard: int, group: int) -> None:
+@given(
+    sizes=st.lists(st.integers(0, 25), min_size=1, max_size=5), per_shard=st.integers(1, 30), group=st.integers(1, 9)
+)
+def test_shards_cover_the_corpus_once_in_order(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], per_shard: int, group: int
+) -> None:
     folder, start, files = tmp_path_factory.mktemp("corpus"), 0, []
     for number, size in enumerate(sizes):
         files.append(folder / f"part-{number:05d}.parquet")
@@ -32,7 +36,16 @@ def test_shards_cover_the_corpus_once_in_order(tmp_path_factory: pytest.TempPath
 def write(path: Path, dense: np.ndarray, weights: list[float], vocabulary: int = 100) -> None:
     docids = pa.chunked_array([[f"d{i}" for i in range(len(dense))]])
     indptr = np.array([0, 2, 2, 3], np.int64)
-    write_shard(path, docids, dense, indptr, np.array([3, 7, 99], np.int32), np.array(weights, np.float32), vocabulary_size=vocabulary, tokens=12)
+    write_shard(
+        path,
+        docids,
+        dense,
+        indptr,
+        np.array([3, 7, 99], np.int32),
+        np.array(weights, np.float32),
+        vocabulary_size=vocabulary,
+        tokens=12,
+    )
 
 
 @pytest.mark.parametrize(("vocabulary", "kind"), [(100, pa.uint16()), (65_536, pa.uint16()), (65_537, pa.int32())])

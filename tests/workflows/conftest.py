@@ -16,7 +16,24 @@ from components.models.tokenizer import text_for_model
 from components.storage import write_json
 from components.text import TextConfig
 
-WORDS = "lift wing flow shell heat plate cone body layer speed angle stress load drag shock wave".split()
+WORDS = [
+    "lift",
+    "wing",
+    "flow",
+    "shell",
+    "heat",
+    "plate",
+    "cone",
+    "body",
+    "layer",
+    "speed",
+    "angle",
+    "stress",
+    "load",
+    "drag",
+    "shock",
+    "wave",
+]
 
 
 def write_tiny_inputs(root: Path, model: Path, documents: int = 60) -> None:
@@ -26,9 +43,15 @@ def write_tiny_inputs(root: Path, model: Path, documents: int = 60) -> None:
     (root / "data" / "pairs").mkdir()
     docids = [f"d{i:03d}" for i in range(documents)]
     titles = [f"{WORDS[i % 16]} {WORDS[(i * 7 + 3) % 16]}" for i in range(documents)]
-    texts = [f"{title} " + " ".join(WORDS[(i * k + k) % 16] for k in range(1, 3 + i % 9)) for i, title in enumerate(titles)]
+    texts = [
+        f"{title} " + " ".join(WORDS[(i * k + k) % 16] for k in range(1, 3 + i % 9)) for i, title in enumerate(titles)
+    ]
     texts[5] = ""
-    pq.write_table(pa.table([docids, titles, texts], schema=CORPUS), root / "data" / "corpus" / "part-00000.parquet", row_group_size=16)
+    pq.write_table(
+        pa.table([docids, titles, texts], schema=CORPUS),
+        root / "data" / "corpus" / "part-00000.parquet",
+        row_group_size=16,
+    )
     rows = [
         {"dataset": "ab"[i % 2], "qid": f"q{i}", "query": titles[i], "positive_docid": docids[i], "positive": texts[i] or "x",
          "negative_docids": [docids[(i + 9) % documents]], "negatives": [texts[(i + 9) % documents] or "y"], "split": "train"}

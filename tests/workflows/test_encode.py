@@ -32,7 +32,11 @@ def trained(tiny_run: Make, ray_cluster: None) -> Callable[[str], Config]:
     from workflows import train
 
     def make(name: str) -> Config:
-        config = tiny_run(name, "train.steps=0", "train.retriever={query_dense: packed, lexical_weight: 1.0, query_weights: idf, sparse_activation: log_probability}")
+        config = tiny_run(
+            name,
+            "train.steps=0",
+            "train.retriever={query_dense: packed, lexical_weight: 1.0, query_weights: idf, sparse_activation: log_probability}",
+        )
         context = context_of(config)
         result = train.run(context)
         context.folder.rename(config.root / "train")
@@ -105,7 +109,9 @@ def _driver(config: Config) -> subprocess.Popen[bytes]:
         "inputs = {name: config.root / name for name in ('data', 'train')}\n"
         "encode.run(StageContext(config, folder, inputs, 'f', Tracker(config.root, None)))\n"
     )
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True, env=os.environ | {"RAY_ADDRESS": ""})
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, start_new_session=True, env=os.environ | {"RAY_ADDRESS": ""}
+    )
 
 
 @pytest.fixture
@@ -117,7 +123,9 @@ def reaper() -> Iterator[list[subprocess.Popen[bytes]]]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_driver_killed_in_the_middle_and_started_again(trained: Callable[[str], Config], reaper: list[subprocess.Popen[bytes]]) -> None:
+def test_a_driver_killed_in_the_middle_and_started_again(
+    trained: Callable[[str], Config], reaper: list[subprocess.Popen[bytes]]
+) -> None:
     """Bar 3: SIGKILL while shards are being written; the same command then ends with the bytes of an undisturbed run."""
     calm, storm = trained("calm"), trained("storm")
     encode.run(encode_context(calm))

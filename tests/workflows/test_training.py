@@ -41,16 +41,23 @@ def task_of(config: Config, worker: Worker = ONE) -> train_stage.RetrieverTask:
     context = context_of(config)
     statistics = context.folder / train_stage.STATISTICS
     if not statistics.exists():
+        from safetensors.numpy import save_file
+
         from components.lookup.idf import inverse_document_frequencies, token_statistics
         from components.text import Text
-        from safetensors.numpy import save_file
 
         text = Text.load(config.root / "prune" / "model")
         found = token_statistics(text.plain(["lift of a wing", "flow past a body"]), text.producible)
         save_file(
-            {"idf": inverse_document_frequencies(found, text.producible), "average_length": np.array([found.average_length], np.float32)}, statistics
+            {
+                "idf": inverse_document_frequencies(found, text.producible),
+                "average_length": np.array([found.average_length], np.float32),
+            },
+            statistics,
         )
-    settings = train_stage._Settings(config, config.root / "prune" / "model", config.root / "data", context.folder, statistics)
+    settings = train_stage._Settings(
+        config, config.root / "prune" / "model", config.root / "data", context.folder, statistics
+    )
     return train_stage.RetrieverTask(settings, worker)
 
 
@@ -73,7 +80,9 @@ def _rank(rank: int, config: Config, port: int, folder: str) -> None:
 
 def test_loss_and_gradient_are_the_same_on_one_rank_and_two(tiny_run: Make, tmp_path: Path) -> None:
     """T-018, T-019, T-041 (FLOPS too), spec invariant 12: with mined negatives, so the layout P N per query matters."""
-    config = tiny_run("ranks", "train.lora.dropout=0.0", "train.terms={flops: 0.1, flops_ramp_steps: 4, flops_columns: 50}")
+    config = tiny_run(
+        "ranks", "train.lora.dropout=0.0", "train.terms={flops: 0.1, flops_ramp_steps: 4, flops_columns: 50}"
+    )
     task = task_of(config)
     terms = task.module(task.batch(3), 0, 1, 3)
     assert set(terms.weighted) == {"symmetric_dense", "asymmetric_dense", "sparse", "kl_dense", "kl_sparse", "flops"}
@@ -93,7 +102,11 @@ def test_every_adapter_moves_with_gradient_checkpointing(tiny_run: Make) -> None
     task = task_of(tiny_run("lora", "train.gradient_checkpointing=true"))
     task.module.train()
     task.module(task.batch(0), 0, 1, 0).total.backward()
-    moved = {name: float(p.grad.norm()) for name, p in task.module.named_parameters() if "lora_B" in name and p.grad is not None}
+    moved = {
+        name: float(p.grad.norm())
+        for name, p in task.module.named_parameters()
+        if "lora_B" in name and p.grad is not None
+    }
     assert len(moved) == 4 * 7
     assert min(moved.values()) > 0
 
@@ -155,10 +168,14 @@ def test_training_moves_the_loss_and_the_stage_kills_and_resumes_a_worker(tiny_r
         results[config.run_name] = train_stage.run(context)
         if config is disturbed:
             assert killed, "the worker had ended before it could be killed"
-    models = [load_file(config.root / ".train.partial" / "model" / "model.safetensors") for config in (undisturbed, disturbed)]
+    models = [
+        load_file(config.root / ".train.partial" / "model" / "model.safetensors") for config in (undisturbed, disturbed)
+    ]
     for name, value in models[0].items():
         torch.testing.assert_close(models[1][name], value, rtol=0, atol=0)
-    lines = [json.loads(line) for line in (undisturbed.root / ".train.partial" / "steps.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (undisturbed.root / ".train.partial" / "steps.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert results["calm"]["negatives_per_query"] == 7
 
@@ -224,7 +241,7 @@ def test_batches_depend_on_seed_and_step_only_and_cover_each_epoch(tiny_run: Mak
     parts = [PairBatches(folder, batch_size=4, negatives=1, steps=2, seed=3).batch(0).part(rank, 2) for rank in (0, 1)]
     assert [len(part.documents) for part in parts] == [4, 4]
     assert len(whole.keys) == 10
-    with pytest.raises(ValueError, match="has no negatives|replace"):
+    with pytest.raises(ValueError, match="has no negatives"):
         _without_negatives(folder)
     with pytest.raises(ValueError, match="names c, but the pairs are of a, b"):
         PairBatches(folder, batch_size=4, negatives=0, steps=2, seed=3, weights={"c": 1})

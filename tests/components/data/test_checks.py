@@ -48,21 +48,39 @@ def test_judgements_that_point_nowhere_are_kept_and_counted() -> None:
     queries = checks.query_table([("f", {"_id": "q", "text": "a"}), ("f", {"_id": "r", "text": "b"})], Counter())
     qrels = checks.qrel_table(judged(("q", "a", 1), ("q", "gone", 1), ("zz", "a", 1)), None, Counter())
     checks.cross_check(queries, qrels, np.array([mark("a")], np.uint64), counts)
-    assert counts == {"queries_judged": 1, "queries_unjudged": 1, "judgements_without_query": 1, "judgements_without_document": 1}
+    assert counts == {
+        "queries_judged": 1,
+        "queries_unjudged": 1,
+        "judgements_without_query": 1,
+        "judgements_without_document": 1,
+    }
     assert qrels.num_rows == 3
 
 
 def test_collections_that_do_not_belong_together_are_refused() -> None:
     queries = checks.query_table([("f", {"_id": "q", "text": "a"})], Counter())
     with pytest.raises(ValueError, match="different collections"):
-        checks.cross_check(queries, checks.qrel_table(judged(("x", "a", 1)), None, Counter()), np.array([mark("a")], np.uint64), Counter())
+        checks.cross_check(
+            queries,
+            checks.qrel_table(judged(("x", "a", 1)), None, Counter()),
+            np.array([mark("a")], np.uint64),
+            Counter(),
+        )
     with pytest.raises(ValueError, match="no judged document"):
-        checks.cross_check(queries, checks.qrel_table(judged(("q", "b", 1)), None, Counter()), np.array([mark("a")], np.uint64), Counter())
+        checks.cross_check(
+            queries,
+            checks.qrel_table(judged(("q", "b", 1)), None, Counter()),
+            np.array([mark("a")], np.uint64),
+            Counter(),
+        )
 
 
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[list[Path], np.ndarray]:
-    lines = [['{"_id":"1","text":"a"}', '{"_id":"2","text":"b"}'], ['{"_id":1,"text":"other"}', '{"_id":"3","text":"a"}']]
+    lines = [
+        ['{"_id":"1","text":"a"}', '{"_id":"2","text":"b"}'],
+        ['{"_id":1,"text":"other"}', '{"_id":"3","text":"a"}'],
+    ]
     paths, marks = [], []
     for number, rows in enumerate(lines):
         source = tmp_path / f"{number}.jsonl"
@@ -115,7 +133,10 @@ def test_a_schema_that_is_not_ours_is_named() -> None:
 
 def test_title_pairs_and_held_out_queries() -> None:
     source = PairSource(name="t", kind="title_body", dev_fraction=0.3)
-    documents = [Document(str(i), f"title {i}", f"title {i} body {i}") for i in range(300)] + [Document("x", "", "y"), Document("y", "z", "z")]
+    documents = [Document(str(i), f"title {i}", f"title {i} body {i}") for i in range(300)] + [
+        Document("x", "", "y"),
+        Document("y", "z", "z"),
+    ]
     table = pair_table(title_body_pairs(documents, source, seed=1), Counter())
     assert table.schema == PAIRS
     assert table.num_rows == 300
@@ -132,9 +153,9 @@ def test_pairs_from_files_are_checked() -> None:
     assert pair_table(file_pairs(good, source, 0), Counter())["negatives"].to_pylist() == [["c"]]
     with pytest.raises(RowError, match="line 1: field 'query'"):
         list(file_pairs([("f, line 1", {"query": " ", "positive": "b"})], source, 0))
+    uneven = {"query": "a", "positive": "b", "negatives": ["c"], "negative_docids": ["1", "2"]}
     with pytest.raises(RowError, match="they go together"):
-        list(file_pairs([("f", {"query": "a", "positive": "b", "negatives": ["c"], "negative_docids": []})], source, 0)) or None
-        list(file_pairs([("f", {"query": "a", "positive": "b", "negatives": ["c"], "negative_docids": ["1", "2"]})], source, 0))
+        list(file_pairs([("f", uneven)], source, 0))
 
 
 def test_a_bare_corpus_is_legal_and_half_of_a_collection_is_not() -> None:

@@ -59,7 +59,9 @@ def test_double_encoded_text_is_left_as_it_is_and_counted() -> None:
     assert counts["documents_double_encoded"] == 1
 
 
-@pytest.mark.parametrize(("text", "odd"), [("???????", 1), ("<b>x</b> y", 1), ("a &amp; b", 1), ("what is lift?", 0), ("3 < 4", 0)])
+@pytest.mark.parametrize(
+    ("text", "odd"), [("???????", 1), ("<b>x</b> y", 1), ("a &amp; b", 1), ("what is lift?", 0), ("3 < 4", 0)]
+)
 def test_odd_queries_are_counted(text: str, odd: int) -> None:
     """T-072."""
     counts: Counter[str] = Counter()

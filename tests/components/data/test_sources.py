@@ -110,13 +110,20 @@ def test_cranfield_comes_without_network_from_the_archive_in_the_repository() ->
 
 def test_four_processes_fill_an_empty_cache_together(tmp_path: Path) -> None:
     """T-074: one copy, made under a lock, whole for everyone."""
-    code = "from components.data.sources import load_ir_dataset as l; print(sum(1 for _ in l('cranfield').queries_iter()))"
+    code = (
+        "from components.data.sources import load_ir_dataset as l; print(sum(1 for _ in l('cranfield').queries_iter()))"
+    )
     environment = os.environ | {"IR_DATASETS_HOME": str(tmp_path)}
-    started = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     assert [process.communicate(timeout=120)[0].strip() for process in started] == ["225"] * 4
 
 
-@pytest.mark.skipif(not (SHARED / "cranfield").is_dir(), reason="the shared test collections are not beside the repository")
+@pytest.mark.skipif(
+    not (SHARED / "cranfield").is_dir(), reason="the shared test collections are not beside the repository"
+)
 def test_cranfield_equals_the_beir_copy_after_the_grade_map() -> None:
     beir = query_rows(f"beir:{SHARED / 'cranfield'}", None, "test")
     ours = query_rows("ir_datasets:cranfield", None, "test")
@@ -128,6 +135,8 @@ def test_cranfield_equals_the_beir_copy_after_the_grade_map() -> None:
     assert found == wanted
 
 
-@pytest.mark.skipif(not (SHARED / "zh_drcd").is_dir(), reason="the shared test collections are not beside the repository")
+@pytest.mark.skipif(
+    not (SHARED / "zh_drcd").is_dir(), reason="the shared test collections are not beside the repository"
+)
 def test_a_chinese_collection_reads() -> None:
     assert len(rows(f"beir:{SHARED / 'zh_drcd'}")) == 2000
