@@ -92,8 +92,7 @@ class DenseIndex:
         try:
             index = faiss.index_factory(vectors.shape[1], f"IDMap,{factory}", faiss.METRIC_INNER_PRODUCT)
             if len(vectors) and not index.is_trained:
-                step = max(1, -(-len(vectors) // training_vectors))
-                index.train(vectors[::step].astype(np.float32))
+                index.train(sample_rows(vectors, training_vectors))
         except RuntimeError as error:
             reason = str(error).splitlines()[-1]
             raise ValueError(
@@ -178,7 +177,8 @@ class DenseIndex:
 
 def sample_rows(vectors: np.ndarray, count: int = SAMPLE) -> np.ndarray:
     """float32 [at most count, H]: rows spread evenly."""
-    return vectors[:: max(1, len(vectors) // count)][:count].astype(np.float32)
+    places = np.linspace(0, len(vectors) - 1, min(count, len(vectors)), dtype=np.int64)
+    return vectors[places].astype(np.float32)
 
 
 def _exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
