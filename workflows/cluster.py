@@ -23,7 +23,7 @@ def connect(config: ClusterConfig) -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(logging_level=logging.WARNING)
     else:
-        ray.init(address="local", num_cpus=config.local_cpus, include_dashboard=False, logging_level=logging.WARNING)
+        ray.init(address="local", num_cpus=config.local_cpus, logging_level=logging.WARNING)
     quiet = ray.data.DataContext.get_current()
     quiet.enable_progress_bars = False
     quiet.print_on_execution_start = False
