@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,16 @@ class ShardPlan:
     def file(self) -> str:
         """Its file name inside the encode folder."""
         return f"shard-{self.index:05d}.parquet"
+
+    def dumps(self) -> str:
+        """As text, to travel in a row of Ray Data."""
+        return json.dumps([self.index, self.rows, self.pieces])
+
+    @classmethod
+    def loads(cls, text: str) -> ShardPlan:
+        """What `dumps` wrote."""
+        index, rows, pieces = json.loads(text)
+        return cls(index, rows, tuple((file, start, stop) for file, start, stop in pieces))
 
 
 def plan_shards(files: Sequence[Path], rows_per_shard: int) -> list[ShardPlan]:

@@ -20,7 +20,9 @@ def connect(config: ClusterConfig) -> None:
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost workers up to 5× when others use the cores
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # spinning threads cost workers up to 5× when others use the cores
     if os.environ.get("RAY_ADDRESS"):
         ray.init(logging_level=logging.WARNING)
     else:
@@ -30,6 +32,7 @@ def connect(config: ClusterConfig) -> None:
     quiet.print_on_execution_start = False
     for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # it warns that bars are off
     resources = ray.cluster_resources()
     log.info(
         "ray       %d node(s), %g CPUs, %g GPUs, %.1f GiB memory", len(ray.nodes()), resources.get("CPU", 0),

@@ -43,8 +43,9 @@ class ShardEncoder:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, np.ndarray]:
         """Encode the plans in `batch`; one row a shard: its number and the seconds it took."""
-        seconds = [self._encode(plan) for plan in batch["plan"]]
-        return {"shard": np.asarray([plan.index for plan in batch["plan"]]), "seconds": np.asarray(seconds)}
+        plans = [ShardPlan.loads(text) for text in batch["plan"]]
+        seconds = [self._encode(plan) for plan in plans]
+        return {"shard": np.asarray([plan.index for plan in plans]), "seconds": np.asarray(seconds)}
 
     def _encode(self, plan: ShardPlan) -> float:
         started = time.perf_counter()
@@ -100,7 +101,7 @@ def _encode_missing(context: StageContext, missing: list[ShardPlan], total: int)
         cpus,
         " + GPU" if gpu else "",
     )
-    dataset = ray.data.from_items([{"plan": plan} for plan in missing], override_num_blocks=len(missing)).map_batches(
+    dataset = ray.data.from_items([{"plan": plan.dumps()} for plan in missing], override_num_blocks=len(missing)).map_batches(
         ShardEncoder,
         fn_constructor_args=(
             str(context.inputs["train"] / "model"), str(context.folder), config.encode.batch_tokens, config.model.dtype,

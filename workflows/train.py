@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from components.config import Config
 from components.data.batches import PairBatch, PairBatches
-from components.encoding import plan_shards, read_rows
+from components.encoding import ShardPlan, plan_shards, read_rows
 from components.lookup.idf import TokenStatistics, inverse_document_frequencies, token_statistics
 from components.lookup.stems import stem_groups
 from components.models.backbone import load_causal_lm
@@ -188,14 +188,16 @@ def _settle_statistics(corpus: Path, backbone: Path, config: TrainConfig, target
     plans = plan_shards(sorted(corpus.glob("*.parquet")), 20_000)
 
     def count(batch: Any) -> Any:
-        found = [_counted(backbone, plan, groups) for plan in batch["plan"]]
+        found = [_counted(backbone, plan, groups) for plan in map(ShardPlan.loads, batch["plan"])]
         return {
             "frequencies": np.stack([part.frequencies for part in found]),
             "documents": [part.documents for part in found], "tokens": [part.tokens for part in found],
         }  # fmt: skip
 
     total = TokenStatistics(np.zeros(text.vocabulary_size, np.int64), 0, 0)
-    for row in ray.data.from_items([{"plan": plan} for plan in plans]).map_batches(count, batch_size=1).iter_rows():
+    for row in (
+        ray.data.from_items([{"plan": plan.dumps()} for plan in plans]).map_batches(count, batch_size=1).iter_rows()
+    ):
         total += TokenStatistics(row["frequencies"], int(row["documents"]), int(row["tokens"]))
     arrays = {
         "idf": inverse_document_frequencies(total, text.producible),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.encoding import plan_shards, read_rows, shard_counts, write_shard
+from components.encoding import ShardPlan, plan_shards, read_rows, shard_counts, write_shard
 
 
 @settings(max_examples=30, deadline=None)
@@ -31,6 +31,7 @@ def test_shards_cover_the_corpus_once_in_order(
     found = [docid for plan in plans for docid in read_rows(plan, ["docid"])["docid"].to_pylist()]
     assert found == [str(i) for i in range(start)]
     assert all(plan.rows == per_shard for plan in plans[:-1])
+    assert [ShardPlan.loads(plan.dumps()) for plan in plans] == plans
 
 
 def write(path: Path, dense: np.ndarray, weights: list[float], vocabulary: int = 100) -> None:
