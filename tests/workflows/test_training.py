@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -186,11 +186,12 @@ def _kill_a_worker(folder: Path, killed: list[int]) -> None:
     deadline = time.time() + 120
     while time.time() < deadline and not killed:
         if list((folder / "checkpoints").glob("step-*.pt")):
-            for process in psutil.process_iter(["cmdline"]):
-                if "RayTrainWorker" in " ".join(process.info["cmdline"] or []):
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed.append(process.pid)
-                    return
+            for process in psutil.Process().children(recursive=True):  # other people's workers are none of ours
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "RayTrainWorker" in " ".join(process.cmdline()):
+                        process.kill()
+                        killed.append(process.pid)
+                        return
         time.sleep(0.01)
 
 
