@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,26 +102,25 @@ def test_ray_job_submit(config_file: Path, tmp_path: Path, working_dir: bool) ->
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "RAY_AUTH_MODE": "token"
     }
-    head = [
-        ray,
-        "start",
-        "--head",
-        "--num-cpus=2",
-        "--port=16379",
-        "--dashboard-port=18265",
-        "--include-dashboard=true",
-    ]
-    subprocess.run(head, cwd=ROOT, env=environment, check=True, timeout=180, capture_output=True)
+    dashboard = "http://127.0.0.1:18265"
+    head = [ray, "start", "--head", "--block", "--num-cpus=2", "--port=16379", "--dashboard-port=18265"]
+    # --block: its end ends its cluster; `ray stop` would end every cluster on the machine
+    cluster = subprocess.Popen(head, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        deadline = time.time() + 120
+        while subprocess.run(
+            [ray, "job", "list", "--address", dashboard], env=environment, capture_output=True, check=False
+        ).returncode:
+            assert time.time() < deadline, "the head did not come up"
+            time.sleep(1)
         place = ["--working-dir", "."] if working_dir else []
-        command = [
-            ray, "job", "submit", "--address", "http://127.0.0.1:18265", *place, "--",
-            "python", "workflows/full_pipeline.py", "--config", str(config_file),
-        ]  # fmt: skip
+        script = ["python", "workflows/full_pipeline.py", "--config", str(config_file)]
+        command = [ray, "job", "submit", "--address", dashboard, *place, "--", *script]
         result = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
         assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
         assert (tmp_path / "runs" / "tiny" / "evaluate" / "result.json").exists()
     finally:
-        subprocess.run([ray, "stop"], env=environment, check=False, timeout=120, capture_output=True)
+        cluster.terminate()
+        cluster.wait(timeout=60)
