@@ -102,8 +102,8 @@ def test_ray_job_submit(config_file: Path, tmp_path: Path, working_dir: bool) ->
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "RAY_AUTH_MODE": "token"
     }
-    dashboard = "http://127.0.0.1:18265"
-    head = [ray, "start", "--head", "--block", "--num-cpus=2", "--port=16379", "--dashboard-port=18265"]
+    dashboard = "http://127.0.0.1:28265"
+    head = [ray, "start", "--head", "--block", "--num-cpus=2", "--port=26379", "--dashboard-port=28265"]
     # --block: its end ends its cluster; `ray stop` would end every cluster on the machine
     cluster = subprocess.Popen(head, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
