@@ -13,7 +13,9 @@ from components.config import load_config
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.S | re.M)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith((".venv/bin/", "make ", "RAY_"))]
+COMMANDS = [
+    line for block in BLOCKS for line in block.splitlines() if line.startswith((".venv/bin/", "make ", "RAY_", "ray "))
+]
 
 RUN_ELSEWHERE = {
     "make demo": "tests/workflows/test_full_pipeline.py (the same script, small)",

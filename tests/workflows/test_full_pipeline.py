@@ -94,13 +94,18 @@ def test_a_wrong_key_ends_before_any_work_with_status_2(config_file: Path, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("working_dir", [False, True], ids=["as-is", "working-dir"])
 def test_ray_job_submit(config_file: Path, tmp_path: Path, working_dir: bool) -> None:
     """Against a head started in the repository, token authentication on."""
     ray = str(Path(sys.executable).parent / "ray")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
-        "RAY_AUTH_MODE": "token"
+        "RAY_AUTH_MODE": "token",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     dashboard = "http://127.0.0.1:28265"
     head = [ray, "start", "--head", "--block", "--num-cpus=2", "--port=26379", "--dashboard-port=28265"]
@@ -116,9 +121,10 @@ def test_ray_job_submit(config_file: Path, tmp_path: Path, working_dir: bool) ->
         place = ["--working-dir", "."] if working_dir else []
         script = ["python", "workflows/full_pipeline.py", "--config", str(config_file)]
         command = [ray, "job", "submit", "--address", dashboard, *place, "--", *script]
-        result = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
+        result = _run(command, environment)
+        while "No available agent" in result.stdout + result.stderr and time.time() < deadline:  # its agent comes later
+            time.sleep(2)
+            result = _run(command, environment)
         assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
         assert (tmp_path / "runs" / "tiny" / "evaluate" / "result.json").exists()
     finally:
