@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from components.indexing import FusionConfig, Hit, HybridIndex
 from components.lookup import QueryBatch, QueryEncoder
+from components.storage import read_json
 from serve.highlight import Words, make_snippet, strong_terms, without_title
 from serve.schemas import (
     FusionRequest,
@@ -53,17 +54,24 @@ class RequestRefused(Exception):
 class SearchService:
     """Encodes, searches, and dresses hits with titles, snippets and explanations. Threads may share it."""
 
-    def __init__(self, encoder: QueryEncoder, index: HybridIndex, settings: ServeSettings) -> None:
+    def __init__(
+        self, encoder: QueryEncoder, index: HybridIndex, settings: ServeSettings, fusion: FusionConfig | None = None
+    ) -> None:  # fmt: skip
         self.encoder, self.index, self.settings = encoder, index, settings
+        self.fusion = fusion or FusionConfig()
         _check_match(encoder, index, settings)
         self.words = Words(encoder.text.tokenizer)
         self.index_state = IndexState(version=index.fingerprint, documents=len(index))
 
     @classmethod
     def load(cls, settings: ServeSettings) -> SearchService:
-        """The service of a run folder, warmed up. ValueError: table and index are of different models."""
+        """The service of a run folder, warmed up, with the fusion that its evaluation settled on. ValueError: table and index are of different models."""
         started = time.perf_counter()
-        service = cls(QueryEncoder.load(settings.table_folder), HybridIndex.open(settings.index_folder), settings)
+        evaluated = settings.run_folder / "evaluate" / "result.json"
+        fusion = FusionConfig(**read_json(evaluated).get("fusion", {})) if evaluated.exists() else None
+        service = cls(
+            QueryEncoder.load(settings.table_folder), HybridIndex.open(settings.index_folder), settings, fusion
+        )
         service.probe()
         state = service.index_state
         logger.info(
@@ -126,7 +134,7 @@ class SearchService:
             index=self.index_state, shards=len(self.index.shards), vocabulary_size=manifest.vocabulary_size,
             hidden_size=manifest.hidden_size, model_fingerprint=manifest.model_fingerprint,
             instructions=sorted(manifest.instructions), default_instruction=manifest.default_instruction,
-            fusion=FusionConfig().model_dump(),
+            fusion=self.fusion.model_dump(),
             limits=Limits(
                 max_k=settings.max_k, default_k=settings.default_k, max_batch=settings.max_batch,
                 max_query_characters=settings.max_query_characters, max_candidates=settings.max_candidates,
@@ -152,16 +160,16 @@ class SearchService:
             raise RequestRefused(422, "unknown_instruction", message, "instruction")
         return k
 
-    def _fusion(self, asked: FusionRequest | None) -> FusionConfig | None:
-        """The index's fusion with what the request changes about it."""
+    def _fusion(self, asked: FusionRequest | None) -> FusionConfig:
+        """The run's fusion with what the request changes about it."""
         if asked is None:
-            return None
+            return self.fusion
         changes = asked.model_dump(exclude_none=True)
         if changes.get("candidates", 0) > self.settings.max_candidates:
             message = f"candidates is {asked.candidates}, at most {self.settings.max_candidates} is allowed"
             raise RequestRefused(422, "candidates_too_large", message, "fusion.candidates")
         try:
-            return FusionConfig(**changes)
+            return FusionConfig(**(self.fusion.model_dump() | changes))
         except ValidationError as error:
             raise RequestRefused(422, "invalid_request", error.errors()[0]["msg"], "fusion") from error
 
