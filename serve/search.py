@@ -65,7 +65,10 @@ class SearchService:
 
     @classmethod
     def load(cls, settings: ServeSettings) -> SearchService:
-        """The service of a run folder, warmed up, with the fusion that its evaluation settled on. ValueError: table and index are of different models."""
+        """The service of a run folder, warmed up, with the fusion that its evaluation settled on.
+
+        ValueError: table and index are of different models.
+        """
         started = time.perf_counter()
         evaluated = settings.run_folder / "evaluate" / "result.json"
         fusion = FusionConfig(**read_json(evaluated).get("fusion", {})) if evaluated.exists() else None

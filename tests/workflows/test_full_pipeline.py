@@ -108,7 +108,16 @@ def test_ray_job_submit(config_file: Path, tmp_path: Path, working_dir: bool) ->
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     dashboard = "http://127.0.0.1:28265"
-    head = [ray, "start", "--head", "--block", "--num-cpus=2", "--port=26379", "--dashboard-port=28265"]
+    head = [
+        ray,
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=2",
+        "--port=26379",
+        "--dashboard-port=28265",
+        "--dashboard-agent-listen-port=28266",
+    ]
     # --block: its end ends its cluster; `ray stop` would end every cluster on the machine
     cluster = subprocess.Popen(head, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
