@@ -146,10 +146,16 @@ def write_shard(
         pq.write_table(table, temporary, compression="zstd")
 
 
-def _refuse_bad_rows(docids: pa.ChunkedArray, dense: np.ndarray, indptr: np.ndarray, weights: np.ndarray) -> None:
+def bad_rows(dense: np.ndarray, indptr: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """bool [D]: rows with NaN or infinity in the dense vector, or NaN, infinity or a negative number among the sparse weights."""
     bad = ~np.isfinite(dense).all(axis=1)
     wrong = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
     bad[np.searchsorted(indptr, wrong, side="right") - 1] = True
+    return bad
+
+
+def _refuse_bad_rows(docids: pa.ChunkedArray, dense: np.ndarray, indptr: np.ndarray, weights: np.ndarray) -> None:
+    bad = bad_rows(dense, indptr, weights)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(

@@ -137,10 +137,10 @@ class Text:
         """`[bos] ids [eos]` of each document, at most `document_max_tokens` long; a truncated one still ends in eos."""
         return [self.wrap(ids) for ids in self.plain(texts)]
 
-    def wrap(self, ids: Sequence[int]) -> list[int]:
-        """`[bos] ids [eos]` with the ids cut so that the whole is at most `document_max_tokens` long."""
+    def wrap(self, ids: Sequence[int], limit: int | None = None) -> list[int]:
+        """`[bos] ids [eos]` with the ids cut so that the whole is at most `limit` long (default: `document_max_tokens`)."""
         head, tail = self._bos, self._eos
-        room = self.config.document_max_tokens - len(head) - len(tail)
+        room = (limit or self.config.document_max_tokens) - len(head) - len(tail)
         return [*head, *ids[:room], *tail]
 
     def queries(self, texts: Sequence[str]) -> list[list[int]]:

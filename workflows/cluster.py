@@ -20,9 +20,9 @@ def connect(config: ClusterConfig) -> None:
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # spinning threads cost workers up to 5× when others use the cores
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
+    # Spinning threads cost workers up to five times the time when others use the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get("RAY_ADDRESS"):
         ray.init(logging_level=logging.WARNING)
     else:

@@ -18,6 +18,7 @@ import ray
 
 from components.encoding import MANIFEST, EncodeConfig, ShardPlan, plan_shards, read_rows, shard_counts, write_shard
 from components.storage import read_json, sha256_file, write_json
+from components.text import Text
 from workflows.cluster import require
 from workflows.stage import RESULT, Stage, StageContext, main
 
@@ -50,14 +51,12 @@ class ShardEncoder:
     def _encode(self, plan: ShardPlan) -> float:
         started = time.perf_counter()
         rows = read_rows(plan, ["docid", "text"])
-        texts = rows["text"].to_pylist()
-        encoded = self.encoder.encode_texts(texts, self.batch_tokens)
-        tokens = sum(
-            min(len(ids) + 2, self.encoder.text.config.document_max_tokens) for ids in self.encoder.text.plain(texts)
-        )
+        text = self.encoder.text
+        full = text.plain(rows["text"].to_pylist())
+        encoded = self.encoder.encode_plain(full, self.batch_tokens)
         write_shard(
             self.folder / plan.file, rows["docid"], encoded.dense, *encoded.sparse,
-            vocabulary_size=self.encoder.text.vocabulary_size, tokens=tokens,
+            vocabulary_size=text.vocabulary_size, tokens=sum(len(text.wrap(ids)) for ids in full),
         )  # fmt: skip
         return time.perf_counter() - started
 
@@ -134,8 +133,6 @@ def _finish(context: StageContext, plans: list[ShardPlan], seconds: float, encod
     wanted = read_json(context.inputs["data"] / RESULT)["documents"]
     if totals["rows"] != wanted:
         raise ValueError(f"encoded {totals['rows']} documents but ingest wrote {wanted}: run with a fresh run name")
-    from components.text import Text
-
     text = Text.load(context.inputs["train"] / "model")
     manifest = {
         "model_fingerprint": read_json(context.inputs["train"] / "model" / "retriever.json")["fingerprint"],

@@ -6,6 +6,7 @@ the config switches on; rank 0 merges the adapter, settles the centre and writes
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from components.objectives.config import TrainConfig
 from components.storage import atomic_file, read_json, replace_folder
 from components.text import Text
 from workflows.stage import Stage, StageContext, main
-from workflows.training import STEPS_LOG, Worker, set_quiet, train, training_shape, use_bfloat16
+from workflows.training import STEPS_LOG, Worker, train, training_shape, use_bfloat16
 
 log = logging.getLogger("almanac")
 
@@ -41,7 +42,6 @@ STATISTICS, MODEL = "statistics.safetensors", "model"
 def run(context: StageContext) -> dict[str, Any]:
     """Write `model/`; returns the last losses, tokens and pace."""
     config, folder = context.config.train, context.folder
-    set_quiet()
     shape = training_shape(config)
     backbone, data = context.inputs["prune"] / MODEL, context.inputs["data"]
     statistics = folder / STATISTICS
@@ -220,8 +220,6 @@ def _precision(config: TrainConfig, gpu: bool) -> str:
 
 
 def _summary(folder: Path, config: TrainConfig) -> dict[str, Any]:
-    import json
-
     path = folder / STEPS_LOG
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     retriever = read_json(folder / MODEL / "retriever.json")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -298,9 +297,3 @@ class _LogReader:
             each * (self._steps - step),
         )
         self._record({f"train.{name}": value for name, value in row.items()} | {"train.seconds_a_step": each}, step)
-
-
-def set_quiet() -> None:
-    """Keep Ray Train's own chatter out of the driver's log."""
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
-    logging.getLogger("ray.train").setLevel(logging.WARNING)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import csr_matrix
 
+from components.encoding import bad_rows
 from components.indexing.config import IndexConfig
 from components.indexing.dense import DenseIndex, choose_factory, sample_rows
 from components.indexing.sparse import FILES, SparseIndex, round_to_half
@@ -142,9 +143,7 @@ def _refuse(docids: Sequence[str], dense: np.ndarray, sparse: csr_matrix) -> Non
         seen: set[str] = set()
         double = next(docid for docid in docids if docid in seen or seen.add(docid))  # type: ignore[func-returns-value]
         raise ValueError(f"docid {double!r} occurs twice in one shard")
-    bad = ~np.isfinite(dense).all(axis=1)
-    wrong = np.flatnonzero(~np.isfinite(sparse.data) | (sparse.data < 0))
-    bad[np.searchsorted(sparse.indptr, wrong, side="right") - 1] = True
+    bad = bad_rows(dense, sparse.indptr, sparse.data)
     if bad.any():
         raise ValueError(
             f"document {docids[int(bad.argmax())]!r}: its vector holds NaN, infinity, or a weight below 0 or above "

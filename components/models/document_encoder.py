@@ -104,11 +104,14 @@ class DocumentEncoder:
 
     def encode_texts(self, texts: Sequence[str], batch_tokens: int = 4096) -> Encoded:
         """Vectors of `texts` in their order, batched by length under `batch_tokens` padded tokens (T-090)."""
-        full = self.text.plain(list(texts))
+        return self.encode_plain(self.text.plain(list(texts)), batch_tokens)
+
+    def encode_plain(self, full: Sequence[Sequence[int]], batch_tokens: int = 4096) -> Encoded:
+        """`encode_texts` of texts given as their plain, untruncated ids (`Text.plain`)."""
         ids = [self.text.wrap(tokens) for tokens in full]
         batches = token_batches([len(row) for row in ids], batch_tokens)
         parts = [self.encode_ids([ids[i] for i in batch], [full[i] for i in batch]) for batch in batches]
-        return _in_order(parts, batches, len(texts), self._head.shape[1])
+        return _in_order(parts, batches, len(full), self._head.shape[1])
 
     def pooled(self, texts: Sequence[str], batch_tokens: int = 4096) -> np.ndarray:
         """float32 [N, H]: raw dense vectors, neither centred nor normalised; their mean is `Extras.center`."""

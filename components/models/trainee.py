@@ -92,12 +92,7 @@ class Trainee(nn.Module):
         return found
 
     def _document_states(self, full: list[list[int]], device: torch.device):  # type: ignore[no-untyped-def]
-        ids = []
-        for tokens in full:
-            row = self.text.wrap(tokens)
-            if len(row) > self._limit:
-                row = row[: self._limit - 1] + row[-1:] if self.text.config.eos else row[: self._limit]
-            ids.append(row)
+        ids = [self.text.wrap(tokens, self._limit) for tokens in full]
         return text_states(self.model, *pad_batch(ids, self.text.pad_id, device), self.text)
 
     def _light_queries(self, batch: PairBatch, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ import pytest
 
 from components.indexing import FusionConfig, HybridIndex
 from components.lookup import QueryEncoder
+from components.storage import write_json
 from components.text import Text
 from serve.schemas import FusionRequest, SearchRequest
 from serve.search import RequestRefused, SearchService
@@ -154,3 +155,21 @@ def test_serving_imports_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_run_is_served_with_the_fusion_that_its_evaluation_settled_on(tmp_path: Path, tiny_text: Text) -> None:
+    """And a request changes only what it names; a run that was not evaluated has the defaults."""
+    folder = write_run(tmp_path, tiny_text)
+    assert SearchService.load(ServeSettings(run_folder=folder)).fusion == FusionConfig()
+    settled = FusionConfig(dense_weight=0.2, sparse_weight=0.8)
+    write_json(folder / "evaluate" / "result.json", {"fusion": settled.model_dump()})
+    service = SearchService.load(ServeSettings(run_folder=folder))
+    request = SearchRequest(queries=["lift of a wing"], k=5)
+    wanted = service.index.search(service.encoder.encode(request.queries), k=5, fusion=settled)[0]
+    found = service.search(request).results[0].hits
+    assert [(hit.docid, hit.score) for hit in found] == [(hit.docid, hit.score) for hit in wanted]
+    assert service.info().fusion["dense_weight"] == 0.2
+    changed = SearchRequest(queries=["lift of a wing"], k=5, fusion=FusionRequest(dense_weight=0.5))
+    half = FusionConfig(dense_weight=0.5, sparse_weight=0.8)
+    wanted = service.index.search(service.encoder.encode(request.queries), k=5, fusion=half)[0]
+    assert [hit.score for hit in service.search(changed).results[0].hits] == [hit.score for hit in wanted]
